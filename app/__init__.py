@@ -1,0 +1,1 @@
+"""The live service: serves policies, logs interactions and rewards, deploys policy versions."""

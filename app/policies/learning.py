@@ -1,0 +1,66 @@
+"""What a policy learns with: the SAO settings and their two presets. Stored as JSON in policies.settings."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class LearningSettings(BaseModel):
+    """Defaults are the `online` preset. Names follow the paper (arXiv 2607.07508) where it has one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    preset: Literal["online", "paper"] = "online"
+
+    rollouts_per_update: int = Field(32, ge=1)
+    min_rollouts: int = Field(32, ge=1)
+    """An update starts when this many rollouts are ready ..."""
+    max_wait_s: float = Field(60.0, ge=0)
+    """... or, once the oldest ready one has waited this long, when `min_rollouts_after_wait` are."""
+    min_rollouts_after_wait: int = Field(8, ge=1)
+    max_staleness: int | None = Field(4, ge=0)
+    """Policy versions between the one that sampled and the head; None = no limit, DIS alone guards."""
+
+    dis_band: tuple[float, float] = (0.2, 4.0)
+    """Open interval of accepted ratios pi / pi_b (Eq. 1-3)."""
+    critic_steps: int = Field(2, ge=1)
+    """K: full-batch critic steps before the policy's."""
+    policy_steps: int = Field(3, ge=1)
+    """Full-batch policy steps per update; the ratios are recomputed before each."""
+    alpha: float = Field(1.5, gt=0)
+    """lambda_policy = 1 - 1 / (alpha * l), l = action tokens of the rollout."""
+    critic_lambda: float = Field(1.0, ge=0, le=1)
+    gamma: float = Field(1.0, gt=0, le=1)
+    whiten_advantages: bool = False
+    whiten_floor: float = Field(0.1, gt=0)
+    anchor_coefficient: float = Field(0.05, ge=0)
+    """Weight of the forward KL(base || pi), the exploration floor of an endpoint that must follow change."""
+
+    policy_lr: float = Field(5e-4, gt=0)
+    value_lr: float = Field(5e-4, gt=0)
+    policy_grad_clip: float = Field(1.0, gt=0)
+    value_grad_clip: float = Field(10.0, gt=0)
+    critic_warmup_updates: int = Field(3, ge=0)
+    """The first updates train the critic alone; they make no policy version."""
+
+    lora_rank: int = Field(16, ge=1)
+    lora_alpha: int = Field(32, ge=1)
+    value_rank: int = Field(16, ge=1)
+    tokens_per_micro_batch: int = Field(4096, ge=1)
+    seed: int = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_preset(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("preset") == "paper":
+            return PAPER | data
+        return data
+
+
+PAPER: dict[str, Any] = {
+    "policy_steps": 1,
+    "critic_warmup_updates": 10,
+    "whiten_advantages": True,
+    "anchor_coefficient": 0.0,
+}
+"""The paper's exact setting as far as it states one; on LoRA it keeps LoRA's learning rates."""

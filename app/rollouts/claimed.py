@@ -1,0 +1,73 @@
+"""What a claim hands to the learner: plain data, detached from any session."""
+
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
+
+from app.rollouts.states import SkipReason
+
+Tokens = npt.NDArray[np.int32]
+Logprobs = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class ClaimedInteraction:
+    """One request and its completion. `reward` is its turn reward at the claim (0.0 without one)."""
+
+    id: UUID
+    parent_id: UUID | None
+    version: int
+    """Number of the policy version that sampled the completion."""
+    staleness: int
+    """Policy steps on the parent chain from that version to the head of the claim."""
+    new_prompt_ids: Tokens
+    """Prompt tokens after the parent's last token; for a root, the whole prompt."""
+    completion_ids: Tokens
+    logprobs: Logprobs
+    """Behaviour log-probs (natural log, at `temperature`), one per completion token."""
+    temperature: float
+    finish_reason: str
+    reward: float
+    skip_reason: SkipReason | None
+    """Not None: context only, none of its tokens is trained."""
+
+
+@dataclass(frozen=True)
+class ClaimedRollout:
+    """Interactions come in order of their start; a parent precedes its children."""
+
+    id: UUID
+    interactions: tuple[ClaimedInteraction, ...]
+    final_reward: float
+    """The rollout's own reward(s), without its turns' (0.0 without one)."""
+
+    @property
+    def total_return(self) -> float:
+        return self.final_reward + sum(i.reward for i in self.interactions)
+
+
+@dataclass(frozen=True)
+class VersionRef:
+    number: int
+    path: str
+    sha256: str
+    adapter_name: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    update_id: UUID
+    policy_id: UUID
+    policy_name: str
+    base_model: str
+    settings: dict[str, object]
+    """LearningSettings as JSON."""
+    head: VersionRef
+    checkpoint_update_id: UUID | None
+    """The last done update, whose checkpoint is the learner's state; None before the first."""
+    updates_done: int
+    rollouts: tuple[ClaimedRollout, ...] = field(repr=False)
+    probes: tuple[tuple[int, ...], ...] | None = None
+    """The policy's canary prompts (token ids); None until its first batch fixes them."""
