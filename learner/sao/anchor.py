@@ -1,0 +1,39 @@
+"""The exploration floor: forward KL to the frozen base model (not in the paper; docs/decisions says why).
+
+KL(base || pi) has the logit gradient pi - base: bounded, and alive even where the policy has become deterministic and
+its advantage has become 0. Policy-gradient terms and the reverse KL vanish there.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class _ForwardKl(torch.autograd.Function):
+    """Keeps nothing but its inputs for the backward pass: autograd's own chain would keep a third (T, V) tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, base_logprobs: Tensor, logprobs: Tensor) -> Tensor:
+        ctx.save_for_backward(base_logprobs)
+        base = base_logprobs.exp()
+        # where base(v) is 0 the term is 0, though log base(v) may be -inf
+        return torch.where(base > 0, base * (base_logprobs - logprobs), 0.0).sum(-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, Tensor]:
+        (base_logprobs,) = ctx.saved_tensors
+        return None, base_logprobs.exp().mul_(-grad_outputs[0].unsqueeze(-1))
+
+
+def forward_kl(base_logprobs: Tensor, logprobs: Tensor) -> Tensor:
+    """KL(base || pi) = sum_v base(v) (log base(v) - log pi(v)) per action token, nats.
+
+    base_logprobs: (T, V) log-probs of the frozen base (adapter off), a constant. logprobs: (T, V) of the policy, with
+    gradient; both from one temperature. Returns (T,); add c * sum / N with N = action tokens of the whole batch.
+    The gradient in logprobs is -base(v); behind a log-softmax over logits / tau that is (pi - base) / tau.
+    """
+    if base_logprobs.shape != logprobs.shape:
+        raise ValueError(f"base {tuple(base_logprobs.shape)} and policy {tuple(logprobs.shape)} must have one shape")
+    result: Tensor = _ForwardKl.apply(base_logprobs.detach(), logprobs)
+    return result

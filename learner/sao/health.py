@@ -1,0 +1,46 @@
+"""Figures that tell whether an update is sound. All over the N action tokens of the whole batch, in double precision.
+
+log_ratio: (N,) log pi - log pi_b, nats; over the tokens of staleness 0, k3 and mean |log r| measure the engine against
+the learner alone.
+"""
+
+from torch import Tensor
+from torch.special import entr
+
+from learner.sao.objective import log_band
+
+
+def k3(log_ratio: Tensor) -> float:
+    """mean(r - 1 - log r): an unbiased, non-negative estimate of KL(pi_b || pi) from tokens sampled by pi_b, nats."""
+    exact = log_ratio.detach().double()
+    return (exact.expm1() - exact).mean().item()
+
+
+def mean_abs_log_ratio(log_ratio: Tensor) -> float:
+    """mean |log r|, nats."""
+    return log_ratio.detach().double().abs().mean().item()
+
+
+def effective_sample_share(log_ratio: Tensor) -> float:
+    """ESS = (sum r)^2 / (N sum r^2), in (0, 1]; 1 when all ratios are equal.
+
+    The largest log-ratio is subtracted first: ESS does not depend on the ratios' scale, and nothing overflows.
+    """
+    exact = log_ratio.detach().double()
+    ratio = (exact - exact.max()).exp()
+    return (ratio.sum().square() / (ratio.numel() * ratio.square().sum())).item()
+
+
+def masked_share(log_ratio: Tensor, band: tuple[float, float]) -> tuple[float, float]:
+    """Shares of tokens that DIS rejects: (r <= low, r >= high), each in [0, 1]; edges count as rejected."""
+    low, high = log_band(band)
+    log_ratio = log_ratio.detach()
+    return ((log_ratio <= low).double().mean().item(), (log_ratio >= high).double().mean().item())
+
+
+def entropy(logprobs: Tensor) -> Tensor:
+    """-sum_v pi(v) log pi(v) of the full-vocabulary distribution at the sampling temperature, nats.
+
+    logprobs: (T, V). Returns (T,) without gradient.
+    """
+    return entr(logprobs.detach().exp()).sum(-1)
