@@ -1,0 +1,49 @@
+"""Start the product's processes in tests, and wait for what they do."""
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+def eventually(condition: Callable[[], bool], *, within_s: float, what: str) -> None:
+    """Poll until `condition` holds; fail with `what` otherwise."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {within_s:.0f} s: {what}")
+        time.sleep(0.05)
+
+
+def need_server(name: str, port: int) -> None:
+    """Skip where the machine runs no such server."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        pytest.skip(f"no {name} on 127.0.0.1:{port}")
+
+
+@contextmanager
+def process(command: Sequence[str], log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A child process whose output goes to `log`; killed at the end."""
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            command,
+            env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+            cwd=log.parent,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
