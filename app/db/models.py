@@ -290,13 +290,16 @@ class Replica(Base):
     """Recent engine-against-learner noise figures of the canary, newest last."""
     removed: Mapped[bool] = mapped_column(Boolean, default=False)
     """No longer in EVERGREEN_ENGINE_URLS."""
+    owner: Mapped[str | None] = mapped_column(String(128))
+    """The process whose deploy tick is at work on it; nobody else's is until `owned_until`."""
+    owned_until: Mapped[datetime | None]
 
 
 class Deployment(Base):
     """What a replica has loaded, and its canary's figures."""
 
     __tablename__ = "deployments"
-    __table_args__ = (UniqueConstraint("replica_id", "version_id"),)
+    __table_args__ = (UniqueConstraint("replica_id", "version_id"), Index("ix_deployments_version", "version_id"))
 
     id: Mapped[UUID] = _id()
     replica_id: Mapped[UUID] = mapped_column(ForeignKey("replicas.id"))

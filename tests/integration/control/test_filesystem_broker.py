@@ -8,7 +8,7 @@ from pathlib import Path
 from queue import Empty
 
 import pytest
-from kombu import Connection, Exchange, Queue
+from kombu.entity import Connection, Exchange, Queue
 from kombu.exceptions import ChannelError
 
 WRITERS, MESSAGES = 3, 150
