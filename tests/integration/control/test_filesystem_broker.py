@@ -8,7 +8,8 @@ from pathlib import Path
 from queue import Empty
 
 import pytest
-from kombu.entity import Connection, Exchange, Queue
+from kombu.connection import Connection
+from kombu.entity import Exchange, Queue
 from kombu.exceptions import ChannelError
 
 WRITERS, MESSAGES = 3, 150
