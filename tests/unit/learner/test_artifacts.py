@@ -1,0 +1,85 @@
+"""Directories appear whole or not at all, once."""
+
+import hashlib
+import os
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from learner.artifacts import (
+    checkpoint_dir,
+    publish,
+    published,
+    sha256_of,
+    sweep_unreferenced,
+    version_dir,
+    version_name,
+)
+
+UPDATE = UUID(int=5)
+
+
+def test_layout_is_the_documented_one(tmp_path: Path) -> None:
+    assert version_dir(tmp_path, "default", 3, UPDATE) == tmp_path / "default" / "versions" / f"default-v3-{UPDATE}"
+    assert version_name("default", 3, UPDATE) == f"default-v3-{UPDATE}"
+    assert checkpoint_dir(tmp_path, "default", UPDATE) == tmp_path / "default" / "checkpoints" / str(UPDATE)
+
+
+def test_published_shows_nothing_before_the_end(tmp_path: Path) -> None:
+    final = tmp_path / "a" / "thing"
+    with published(final) as temporary:
+        (temporary / "file").write_text("x")
+        assert not final.exists()
+        assert temporary.name.startswith(".tmp-")
+    assert (final / "file").read_text() == "x"
+    assert [p.name for p in final.parent.iterdir()] == ["thing"]
+
+
+def test_a_failed_writer_leaves_nothing(tmp_path: Path) -> None:
+    def write() -> None:
+        with published(tmp_path / "thing") as temporary:
+            (temporary / "file").write_text("x")
+            raise RuntimeError("disk")
+
+    with pytest.raises(RuntimeError, match="disk"):
+        write()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [None, "older"])
+def test_a_path_is_never_used_twice(tmp_path: Path, content: str | None) -> None:
+    final = tmp_path / "thing"
+    final.mkdir()
+    if content is not None:
+        (final / "file").write_text(content)
+    temporary = tmp_path / ".tmp-thing"
+    temporary.mkdir()
+    (temporary / "file").write_text("newer")
+    with pytest.raises(FileExistsError, match="never used twice"):
+        publish(temporary, final)
+    assert [p.read_text() for p in final.iterdir()] == ([content] if content else [])
+
+
+def test_sha256_covers_names_and_contents(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "two").write_bytes(b"22")
+    (tmp_path / "a").write_bytes(b"1")
+    expected = hashlib.sha256()
+    for part in (b"a", b"1", b"b/two", b"22"):
+        expected.update(len(part).to_bytes(8, "big") + part)
+    assert sha256_of(tmp_path) == expected.hexdigest()
+    (tmp_path / "a").rename(tmp_path / "c")
+    assert sha256_of(tmp_path) != expected.hexdigest()
+
+
+def test_sweep_spares_the_referenced_and_the_young(tmp_path: Path) -> None:
+    for name in ("kept", "old", ".tmp-crashed", "young"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    for name in ("kept", "old", ".tmp-crashed"):
+        os.utime(tmp_path / name, (1_000, 1_000))
+    swept = sweep_unreferenced(tmp_path, keep=[tmp_path / "kept"], older_than_s=3600)
+    assert {p.name for p in swept} == {"old", ".tmp-crashed"}
+    assert {p.name for p in tmp_path.iterdir()} == {"kept", "young"}
+    assert sweep_unreferenced(tmp_path / "absent", keep=[], older_than_s=0) == []
