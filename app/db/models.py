@@ -38,8 +38,8 @@ class Base(DeclarativeBase):
     type_annotation_map = {  # noqa: RUF012 (SQLAlchemy reads it from the class)
         datetime: UtcDateTime(),
         UUID: Uuid(),
-        dict[str, Any]: JSON(),
-        list[Any]: JSON(),
+        dict[str, Any]: JSON(none_as_null=True),
+        list[Any]: JSON(none_as_null=True),
         npt.NDArray[np.int32]: Int32Array(),
         npt.NDArray[np.float32]: Float32Array(),
     }
@@ -133,7 +133,23 @@ class Rollout(Base):
     __table_args__ = (
         UniqueConstraint("key_id", "policy_id", "client_id"),
         Index("ix_rollouts_policy_state", "policy_id", "state", "ready_at"),
+        Index("ix_rollouts_policy_state_id", "policy_id", "state", "id"),
+        Index("ix_rollouts_policy_ready", "policy_id", "ready_at"),
         Index("ix_rollouts_update", "update_id"),
+        Index("ix_rollouts_client", "client_id"),
+        Index(
+            "ix_rollouts_open",
+            "active_at",
+            sqlite_where=text("state = 'open'"),
+            postgresql_where=text("state = 'open'"),
+        ),
+        Index(
+            "ix_rollouts_skipped",
+            "policy_id",
+            "reason",
+            sqlite_where=text("state = 'skipped'"),
+            postgresql_where=text("state = 'skipped'"),
+        ),
     )
 
     id: Mapped[UUID] = _id()
@@ -144,6 +160,9 @@ class Rollout(Base):
     tags: Mapped[dict[str, Any]] = mapped_column(JSON(), default=dict)
     state: Mapped[str] = mapped_column(String(16), default=RolloutState.OPEN)
     reason: Mapped[str | None] = mapped_column(String(32))
+    total_return: Mapped[float | None] = mapped_column(Float)
+    """Sum of the rewards that are applied now (its turns' and its own); None without one. Kept with the feedback rows,
+    under the rollout's lock, so that sweeps and pages need not add them up."""
     closing: Mapped[bool] = mapped_column(Boolean, default=False)
     """A final reward or a close has come; it leaves `open` when its last running interaction ends."""
     opened_at: Mapped[datetime] = _created()
@@ -164,10 +183,19 @@ class Interaction(Base):
     __tablename__ = "interactions"
     __table_args__ = (
         Index("ix_interactions_rollout", "rollout_id", "started_at"),
-        Index("ix_interactions_running", "state", "started_at"),
+        Index("ix_interactions_policy_state", "policy_id", "state", "reason"),
+        Index("ix_interactions_policy_version", "policy_id", "version", "ended_at"),
+        Index(
+            "ix_interactions_running",
+            "started_at",
+            sqlite_where=text("state = 'running'"),
+            postgresql_where=text("state = 'running'"),
+        ),
     )
 
     id: Mapped[UUID] = _id()
+    policy_id: Mapped[UUID] = mapped_column(ForeignKey("policies.id"))
+    """Its rollout's policy, repeated here so that counting needs no join."""
     rollout_id: Mapped[UUID] = mapped_column(ForeignKey("rollouts.id"))
     parent_id: Mapped[UUID | None] = mapped_column(ForeignKey("interactions.id"))
     version: Mapped[int] = mapped_column(Integer)

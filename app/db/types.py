@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import DateTime, LargeBinary
+from sqlalchemy import DateTime, LargeBinary, select
 from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.orm import Session
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 
@@ -74,3 +75,8 @@ def _sqlite_now(element: db_now, compiler: Any, **kw: Any) -> str:
 @compiles(db_now, "postgresql")
 def _postgresql_now(element: db_now, compiler: Any, **kw: Any) -> str:
     return "clock_timestamp()"
+
+
+def clock(session: Session) -> datetime:
+    """The database's clock now, in UTC, for callers that compare times or store one instant in several rows."""
+    return session.execute(select(db_now())).scalar_one()

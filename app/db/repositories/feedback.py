@@ -1,0 +1,78 @@
+"""Rows of feedback: which rewards count, and what an idempotency key was used for."""
+
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import or_, select
+from sqlalchemy.orm import Session
+
+from app.db.models import Feedback
+from app.rollouts.states import FeedbackStatus
+
+REWARD = "reward"
+"""The metric that is trained on; any other is kept and shown."""
+ENVIRONMENT_ERROR = "environment_error"
+"""The outcome that keeps a rollout out of training."""
+
+
+def find_by_idempotency_key(session: Session, key_id: UUID, idempotency_key: str) -> Feedback | None:
+    return session.scalar(
+        select(Feedback).where(Feedback.key_id == key_id, Feedback.idempotency_key == idempotency_key)
+    )
+
+
+def counting_rows(session: Session, rollout_id: UUID, interaction_id: UUID | None, metric: str) -> list[Feedback]:
+    """The applied rows with a value or an outcome, of one target and metric."""
+    return list(
+        session.scalars(
+            select(Feedback).where(
+                Feedback.rollout_id == rollout_id,
+                Feedback.interaction_id.is_(None)
+                if interaction_id is None
+                else Feedback.interaction_id == interaction_id,
+                Feedback.metric == metric,
+                Feedback.status == FeedbackStatus.APPLIED,
+                or_(Feedback.value.is_not(None), Feedback.outcome.is_not(None)),
+            )
+        )
+    )
+
+
+def late_rows(session: Session, rollout_id: UUID) -> list[Feedback]:
+    """Late feedback on one rollout, in the order of its arrival."""
+    return list(
+        session.scalars(
+            select(Feedback)
+            .where(Feedback.rollout_id == rollout_id, Feedback.status == FeedbackStatus.LATE)
+            .order_by(Feedback.created_at, Feedback.id)
+        )
+    )
+
+
+def applied_rewards(session: Session, rollout_ids: list[UUID]) -> list[Any]:
+    """(rollout_id, interaction_id or None, value) of every reward that counts now."""
+    return list(
+        session.execute(
+            select(Feedback.rollout_id, Feedback.interaction_id, Feedback.value).where(
+                Feedback.rollout_id.in_(rollout_ids),
+                Feedback.metric == REWARD,
+                Feedback.value.is_not(None),
+                Feedback.status == FeedbackStatus.APPLIED,
+            )
+        )
+    )
+
+
+def has_environment_error(session: Session, rollout_id: UUID) -> bool:
+    return (
+        session.scalar(
+            select(Feedback.id)
+            .where(
+                Feedback.rollout_id == rollout_id,
+                Feedback.outcome == ENVIRONMENT_ERROR,
+                Feedback.status == FeedbackStatus.APPLIED,
+            )
+            .limit(1)
+        )
+        is not None
+    )

@@ -1,0 +1,176 @@
+"""Rows of rollouts and interactions, as the rollout's life needs them: locks first, then the facts."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, exists, func, literal, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from app.db.models import Interaction, Rollout
+from app.rollouts.states import InteractionState, RolloutState
+
+
+def in_state(column: InstrumentedAttribute[str], state: RolloutState | InteractionState) -> ColumnElement[bool]:
+    """`column = 'state'` with the word itself in the SQL: a partial index is not used for a bound parameter."""
+    return column == literal(str(state), literal_execute=True)
+
+
+def lock_rollout(session: Session, rollout_id: UUID) -> Rollout:
+    """The rollout's row, locked until the transaction ends and read afresh. Every write about a rollout begins here.
+
+    FOR NO KEY UPDATE excludes other writers, yet rows that refer to the rollout can be inserted meanwhile.
+    """
+    return lock_rollouts(session, [rollout_id])[0]
+
+
+def lock_rollouts(session: Session, ids: Sequence[UUID], *, skip_locked: bool = False) -> list[Rollout]:
+    """Several rollouts, locked in the order of their ids, which is everybody's order."""
+    return list(
+        session.scalars(
+            select(Rollout)
+            .where(Rollout.id.in_(ids))
+            .order_by(Rollout.id)
+            .with_for_update(key_share=True, skip_locked=skip_locked)
+            .execution_options(populate_existing=True)
+        )
+    )
+
+
+def lock_interaction(session: Session, interaction_id: UUID) -> tuple[Rollout, Interaction] | None:
+    """An interaction with its rollout's lock, read after the lock was taken; None: there is no such interaction."""
+    rollout_id = session.scalar(select(Interaction.rollout_id).where(Interaction.id == interaction_id))
+    if rollout_id is None:
+        return None
+    rollout = lock_rollout(session, rollout_id)
+    interaction = session.execute(
+        select(Interaction).where(Interaction.id == interaction_id).execution_options(populate_existing=True)
+    ).scalar_one()
+    return rollout, interaction
+
+
+def lock_named_rollout(session: Session, key_id: UUID, policy_id: UUID, name: str) -> Rollout | None:
+    """The caller's own rollout that it named `name`, or whose id (ours) `name` is."""
+    own = select(Rollout.id).where(Rollout.key_id == key_id, Rollout.policy_id == policy_id)
+    rollout_id = session.scalar(own.where(Rollout.client_id == name))
+    identifier = as_uuid(name)
+    if rollout_id is None and identifier is not None:
+        rollout_id = session.scalar(own.where(Rollout.id == identifier))
+    return None if rollout_id is None else lock_rollout(session, rollout_id)
+
+
+def insert_named_rollout(session: Session, key_id: UUID, policy_id: UUID, name: str, tags: dict[str, Any]) -> Rollout:
+    """Insert a rollout with a client's name, or lock the one that another connection inserted just before."""
+    rollout = Rollout(key_id=key_id, policy_id=policy_id, client_id=name, tags=tags)
+    try:
+        with session.begin_nested():
+            session.add(rollout)
+    except IntegrityError:
+        existing = lock_named_rollout(session, key_id, policy_id, name)
+        if existing is None:  # it was not the name that clashed
+            raise
+        return existing
+    return rollout
+
+
+def find_rollouts(session: Session, identifier: str, *, key_id: UUID | None, policy_id: UUID | None) -> list[Rollout]:
+    """At most two rollouts with this id (ours, or the client's), of one key and one policy if these are given."""
+    reachable: list[ColumnElement[bool]] = []
+    if key_id is not None:
+        reachable.append(Rollout.key_id == key_id)
+    if policy_id is not None:
+        reachable.append(Rollout.policy_id == policy_id)
+    ours = as_uuid(identifier)
+    if ours is not None:
+        rollout = session.scalar(select(Rollout).where(Rollout.id == ours, *reachable))
+        if rollout is not None:
+            return [rollout]
+    return list(session.scalars(select(Rollout).where(Rollout.client_id == identifier, *reachable).limit(2)))
+
+
+def as_uuid(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None
+
+
+def completed_interactions(session: Session, rollout_id: UUID) -> list[Any]:
+    """(id, parent_id, new_prompt_ids, completion_ids) of what can be continued, parents before children."""
+    return list(
+        session.execute(
+            select(Interaction.id, Interaction.parent_id, Interaction.new_prompt_ids, Interaction.completion_ids)
+            .where(Interaction.rollout_id == rollout_id, Interaction.state == InteractionState.COMPLETED)
+            .order_by(Interaction.started_at, Interaction.id)
+        )
+    )
+
+
+def interaction_outcomes(session: Session, rollout_ids: Sequence[UUID]) -> dict[UUID, list[Any]]:
+    """rollout id -> (id, version, state, reason) of its interactions."""
+    found: dict[UUID, list[Any]] = {rollout_id: [] for rollout_id in rollout_ids}
+    rows = session.execute(
+        select(
+            Interaction.rollout_id, Interaction.id, Interaction.version, Interaction.state, Interaction.reason
+        ).where(Interaction.rollout_id.in_(rollout_ids))
+    )
+    for row in rows:
+        found[row.rollout_id].append(row)
+    return found
+
+
+def count_interactions(session: Session, rollout_id: UUID) -> int:
+    return session.execute(
+        select(func.count()).select_from(Interaction).where(Interaction.rollout_id == rollout_id)
+    ).scalar_one()
+
+
+def overdue_interactions(session: Session, started_before: datetime, limit: int) -> list[tuple[UUID, UUID]]:
+    """(id, rollout_id) of interactions that still run, oldest first."""
+    rows = session.execute(
+        select(Interaction.id, Interaction.rollout_id)
+        .where(in_state(Interaction.state, InteractionState.RUNNING), Interaction.started_at < started_before)
+        .order_by(Interaction.started_at)
+        .limit(limit)
+    )
+    return [(row.id, row.rollout_id) for row in rows]
+
+
+def idle_rollouts(session: Session, active_before: datetime, *, rewarded: bool, limit: int) -> list[UUID]:
+    """Open rollouts (with a reward, or without) in which nothing runs, the longest idle first."""
+    running = exists().where(
+        Interaction.rollout_id == Rollout.id, in_state(Interaction.state, InteractionState.RUNNING)
+    )
+    return list(
+        session.scalars(
+            select(Rollout.id)
+            .where(
+                in_state(Rollout.state, RolloutState.OPEN),
+                Rollout.active_at < active_before,
+                Rollout.total_return.is_not(None) if rewarded else Rollout.total_return.is_(None),
+                ~running,
+            )
+            .order_by(Rollout.active_at)
+            .limit(limit)
+        )
+    )
+
+
+def ready_rollouts_outside(session: Session, policy_id: UUID, versions: Sequence[int], limit: int) -> list[UUID]:
+    """Ready rollouts of which a trainable interaction was sampled by none of these versions, the oldest first."""
+    outside = exists().where(
+        Interaction.rollout_id == Rollout.id,
+        Interaction.state == InteractionState.COMPLETED,
+        Interaction.reason.is_(None),
+        Interaction.version.not_in(versions),
+    )
+    return list(
+        session.scalars(
+            select(Rollout.id)
+            .where(Rollout.policy_id == policy_id, in_state(Rollout.state, RolloutState.READY), outside)
+            .order_by(Rollout.ready_at)
+            .limit(limit)
+        )
+    )

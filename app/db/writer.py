@@ -1,0 +1,157 @@
+"""Group commit: the one thread of a process that writes. What has queued meanwhile shares a transaction."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import Empty, Full, Queue
+from threading import Lock, Thread
+from typing import Any, TypeVar
+from uuid import UUID
+
+import structlog
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError, TimeoutError
+from sqlalchemy.orm import Session
+
+from app.db.session import Database
+from app.errors import Unavailable
+
+T = TypeVar("T")
+
+MAX_QUEUED = 4096
+MAX_GROUP = 128
+"""Items in one transaction: bounds how long a lock is held and how much is replayed."""
+REPLAYS = 5
+CONFLICTS = frozenset({"40001", "40P01"})
+"""PostgreSQL's serialization_failure and deadlock_detected: the transaction may be repeated as it is."""
+
+log = structlog.get_logger(__name__)
+
+
+class WriterFull(Unavailable):
+    def __init__(self) -> None:
+        super().__init__(
+            f"{MAX_QUEUED} writes wait for the database; try again in a few seconds.",
+            code="store_overloaded",
+            headers={"Retry-After": "2"},
+        )
+
+
+class WriterStopped(Unavailable):
+    def __init__(self) -> None:
+        super().__init__("The server is shutting down; try again.", code="shutting_down", headers={"Retry-After": "5"})
+
+
+class StoreUnavailable(Unavailable):
+    def __init__(self) -> None:
+        super().__init__(
+            "The database does not answer, so the write was not confirmed. Try again in a few seconds.",
+            code="store_unavailable",
+            headers={"Retry-After": "5"},
+        )
+
+
+@dataclass(frozen=True)
+class _Item:
+    work: Callable[[Session], Any]
+    order: UUID
+    future: Future[Any]
+
+
+class Writer:
+    """Runs submitted work in groups: one transaction a group, one savepoint an item.
+
+    An item that raises is undone alone and its error goes to its own future. Items are sorted by `order` (the id of the
+    rollout they lock), so that two processes lock rollouts in one order; should their transactions clash all the same,
+    the whole group is run again: work must have no effect but on its session.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._queue: Queue[_Item | None] = Queue(MAX_QUEUED)
+        self._thread = Thread(target=self._run, name="writer", daemon=True)
+        self._accepting = Lock()
+        self._stopped = False
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Accept nothing more, commit what is queued, end the thread."""
+        with self._accepting:
+            already, self._stopped = self._stopped, True
+        if not already:
+            self._queue.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def submit(self, work: Callable[[Session], T], *, order: UUID) -> Future[T]:
+        """Queue `work`; the future resolves after its COMMIT, or with what it raised.
+
+        Raises:
+            WriterFull: too much is queued. WriterStopped: after `stop`.
+        """
+        item = _Item(work, order, Future())
+        with self._accepting:
+            if self._stopped:
+                raise WriterStopped()
+            try:
+                self._queue.put_nowait(item)
+            except Full:
+                raise WriterFull() from None
+        return item.future
+
+    def _run(self) -> None:
+        stopping = False
+        while not stopping:
+            group = [self._queue.get()]
+            while len(group) < MAX_GROUP and group[-1] is not None:
+                try:
+                    group.append(self._queue.get_nowait())
+                except Empty:
+                    break
+            stopping = group[-1] is None
+            # a caller may have given up (its future is cancelled) before its turn
+            items = [item for item in group if item and item.future.set_running_or_notify_cancel()]
+            if items:
+                self._commit(sorted(items, key=lambda item: item.order))
+
+    def _commit(self, items: list[_Item]) -> None:
+        for attempt in range(REPLAYS + 1):
+            try:
+                with self._database.write_connection() as connection:
+                    results = [_run_item(connection, item) for item in items]
+            except (DBAPIError, TimeoutError) as error:
+                if _is_conflict(error) and attempt < REPLAYS:
+                    log.info("write_group_replayed", items=len(items), attempt=attempt + 1)
+                    continue
+                log.exception("write_group_failed", items=len(items))
+                unavailable = StoreUnavailable()
+                unavailable.__cause__ = error
+                for item in items:
+                    item.future.set_exception(unavailable)
+                return
+            for item, (result, raised) in zip(items, results, strict=True):
+                if raised is None:
+                    item.future.set_result(result)
+                else:
+                    item.future.set_exception(raised)
+            return
+
+
+def _run_item(connection: Connection, item: _Item) -> tuple[Any, Exception | None]:
+    """Run one item in its own savepoint; what it raises is its own affair, unless the transaction is lost with it."""
+    with Session(connection, join_transaction_mode="create_savepoint", expire_on_commit=False) as session:
+        try:
+            result = item.work(session)
+            session.commit()
+        except Exception as error:
+            if isinstance(error, DBAPIError) and (_is_conflict(error) or error.connection_invalidated):
+                raise
+            session.rollback()
+            return None, error
+        return result, None
+
+
+def _is_conflict(error: Exception) -> bool:
+    return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) in CONFLICTS

@@ -1,0 +1,221 @@
+"""The rules of reward: who may give it, what it changes, and what the caller is told."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+from uuid_utils.compat import uuid7
+
+from app.db.models import ApiKey, Feedback, Interaction, Policy, Rollout
+from app.db.repositories.feedback import ENVIRONMENT_ERROR, REWARD, find_by_idempotency_key
+from app.db.repositories.rollouts import as_uuid, count_interactions, interaction_outcomes, lock_rollout
+from app.db.repositories.versions import parent_chain
+from app.db.types import clock
+from app.errors import Conflict, InvalidRequest, NotFound
+from app.feedback.messages import describe
+from app.policies.learning import LearningSettings
+from app.rollouts.lifecycle import find_rollout, settle, transition
+from app.rollouts.rewards import count_feedback
+from app.rollouts.states import FeedbackStatus, InteractionState, RolloutState, SkipReason
+from app.rollouts.trainability import too_old
+
+
+@dataclass(frozen=True)
+class NewFeedback:
+    """A request to POST /v1/feedback. At least one target is given; both must agree."""
+
+    rollout_id: str | None
+    """Our id, or the client's."""
+    interaction_id: str | None
+    value: float | None
+    """The reward, or the value of another metric."""
+    body_sha256: str
+    """Of the request's body: the same idempotency key must come with the same one."""
+    metric: str = REWARD
+    final: bool | None = None
+    """True: the rollout is over. None: see `_is_final`."""
+    outcome: str | None = None
+    """`environment_error` keeps the rollout out of training; any other word is kept and shown."""
+    comment: str | None = None
+    idempotency_key: str | None = None
+
+
+def find_target(session: Session, key: ApiKey, new: NewFeedback) -> tuple[Rollout, Interaction | None]:
+    """The rollout (and interaction) that feedback is about, as far as the key may reach it; takes no lock.
+
+    Raises:
+        InvalidRequest: no target, or two that disagree. NotFound, Conflict: see `find_rollout`.
+    """
+    if new.interaction_id is None:
+        if new.rollout_id is None:
+            raise InvalidRequest("give interaction_id or rollout_id", code="target_missing", param="rollout_id")
+        return find_rollout(session, key=key, policy_id=None, identifier=new.rollout_id), None
+    missing = NotFound(
+        f"There is no interaction {new.interaction_id!r} that this key may reach; use the reply's id, which is also "
+        "its X-Interaction-Id header.",
+        code="interaction_not_found",
+        param="interaction_id",
+    )
+    identifier = as_uuid(new.interaction_id)
+    interaction = session.get(Interaction, identifier) if identifier else None
+    if interaction is None:
+        raise missing
+    try:
+        rollout = find_rollout(session, key=key, policy_id=None, identifier=str(interaction.rollout_id))
+    except NotFound:
+        raise missing from None
+    if new.rollout_id is not None and new.rollout_id not in (rollout.client_id, str(rollout.id)):
+        raise InvalidRequest(
+            f"interaction {interaction.id} belongs to rollout {rollout.id}, not to {new.rollout_id!r}; give one of the "
+            "two ids, or two that agree",
+            code="target_mismatch",
+            param="rollout_id",
+        )
+    return rollout, interaction
+
+
+def apply_feedback(session: Session, key: ApiKey, new: NewFeedback) -> dict[str, Any]:
+    """Store feedback, let it count if it is in time, and say what became of the rollout and why.
+
+    Returns:
+        The reply's body: {id, rollout_id, interaction_id, status, rollout: {state, reason}, message}. The same
+        idempotency key with the same body gives the first reply again, word for word, and changes nothing.
+
+    Raises:
+        InvalidRequest, NotFound: see `find_target` and `_check`. Conflict: idempotency_key_reused.
+    """
+    found, interaction = find_target(session, key, new)
+    rollout = lock_rollout(session, found.id)
+    repeated = _answered_before(session, key, new)
+    if repeated is not None:
+        return repeated
+    _check(session, rollout, new)
+    feedback = Feedback(
+        id=uuid7(),
+        rollout_id=rollout.id,
+        interaction_id=interaction.id if interaction else None,
+        key_id=key.id,
+        metric=new.metric,
+        value=new.value,
+        final=_is_final(session, rollout, interaction, new),
+        outcome=new.outcome,
+        comment=new.comment,
+        status=FeedbackStatus.LATE,
+        idempotency_key=new.idempotency_key,
+        body_sha256=new.body_sha256,
+        answer={},
+        created_at=clock(session),
+    )
+    try:
+        with session.begin_nested():
+            session.add(feedback)
+    except IntegrityError:
+        # the same idempotency key was used for another rollout at this very moment
+        repeated = _answered_before(session, key, new)
+        if repeated is None:
+            raise
+        return repeated
+    _take_effect(session, rollout, feedback)
+    feedback.answer = {
+        "id": str(feedback.id),
+        "rollout_id": str(rollout.id),
+        "interaction_id": str(interaction.id) if interaction else None,
+        "status": str(feedback.status),
+        "rollout": {"state": str(rollout.state), "reason": str(rollout.reason) if rollout.reason else None},
+        "message": describe(rollout, feedback),
+    }
+    session.flush()
+    return feedback.answer
+
+
+def _answered_before(session: Session, key: ApiKey, new: NewFeedback) -> dict[str, Any] | None:
+    if new.idempotency_key is None:
+        return None
+    earlier = find_by_idempotency_key(session, key.id, new.idempotency_key)
+    if earlier is None:
+        return None
+    if earlier.body_sha256 != new.body_sha256:
+        raise Conflict(
+            f"The idempotency key {new.idempotency_key!r} was used with another body; repeat that body, or use a new "
+            "key for new feedback.",
+            code="idempotency_key_reused",
+            param="idempotency_key",
+        )
+    return earlier.answer
+
+
+def _check(session: Session, rollout: Rollout, new: NewFeedback) -> None:
+    if new.value is None and new.outcome is None and new.comment is None:
+        raise InvalidRequest("give a reward, an outcome or a comment", code="reward_missing", param="reward")
+    if new.value is None:
+        return
+    if not math.isfinite(new.value):
+        raise InvalidRequest(
+            f"the {new.metric} is {new.value}; send a finite number", code="reward_not_finite", param="reward"
+        )
+    policy = session.get_one(Policy, rollout.policy_id)
+    if new.metric == REWARD and not policy.reward_min <= new.value <= policy.reward_max:
+        raise InvalidRequest(
+            f"the reward {new.value} is outside the range [{policy.reward_min}, {policy.reward_max}] that policy "
+            f"{policy.name!r} declares; scale it into that range, or send it under another metric to record it only",
+            code="reward_out_of_range",
+            param="reward",
+        )
+
+
+def _is_final(session: Session, rollout: Rollout, interaction: Interaction | None, new: NewFeedback) -> bool:
+    """Whether nothing more is to come; where the caller does not say: a reward for a whole rollout or its only call.
+
+    One turn of a rollout that its client named is not the end of it, and only a reward ends anything by itself.
+    """
+    if new.final is not None:
+        return new.final
+    if new.metric != REWARD or new.value is None:
+        return False
+    if interaction is None:
+        return True
+    return rollout.client_id is None and count_interactions(session, rollout.id) == 1
+
+
+def _take_effect(session: Session, rollout: Rollout, feedback: Feedback) -> None:
+    """Count feedback where the rollout's state still lets it change something; elsewhere it stays `late`.
+
+    What training does not look at (other metrics, comments) is never late.
+    """
+    concerns_training = feedback.outcome == ENVIRONMENT_ERROR or _is_reward(feedback)
+    if rollout.state == RolloutState.OPEN:
+        count_feedback(session, rollout, feedback)
+        rollout.active_at = feedback.created_at
+        if feedback.final or feedback.outcome == ENVIRONMENT_ERROR:
+            rollout.closing = True
+            settle(session, rollout)
+    elif rollout.state == RolloutState.READY or not concerns_training:
+        count_feedback(session, rollout, feedback)
+        if feedback.outcome == ENVIRONMENT_ERROR:
+            transition(rollout, RolloutState.SKIPPED, SkipReason.ENVIRONMENT_ERROR)
+    elif rollout.reason == SkipReason.NO_REWARD and _is_in_time(session, rollout, feedback):
+        count_feedback(session, rollout, feedback)
+        transition(rollout, RolloutState.READY)
+        rollout.ready_at = feedback.created_at
+
+
+def _is_reward(feedback: Feedback) -> bool:
+    return feedback.metric == REWARD and feedback.value is not None
+
+
+def _is_in_time(session: Session, rollout: Rollout, feedback: Feedback) -> bool:
+    """Whether this is the reward that a skipped rollout lacked, and its samples are still young enough."""
+    if not _is_reward(feedback) or feedback.outcome == ENVIRONMENT_ERROR:
+        return False
+    policy = session.get_one(Policy, rollout.policy_id)
+    versions = [
+        row.version
+        for row in interaction_outcomes(session, [rollout.id])[rollout.id]
+        if row.state == InteractionState.COMPLETED and row.reason is None
+    ]
+    if policy.head is None or not versions:
+        return False
+    chain = parent_chain(session, policy.id, policy.head, back_to=min(versions))
+    return too_old(versions, chain, LearningSettings.model_validate(policy.settings).max_staleness) is None

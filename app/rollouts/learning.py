@@ -1,0 +1,254 @@
+"""The claim: which rollouts the learner trains next, or why it trains none."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import numpy as np
+from sqlalchemy.orm import Session
+
+from app.db.models import Interaction, Policy, Rollout, Update, UpdateRollout
+from app.db.repositories.feedback import applied_rewards
+from app.db.repositories.policies import lock_policy
+from app.db.repositories.rollouts import interaction_outcomes
+from app.db.repositories.updates import (
+    count_ready,
+    lock_ready_rollouts,
+    oldest_retry_group,
+    running_update,
+    whole_interactions,
+)
+from app.db.repositories.versions import NewVersion, get_version, parent_chain
+from app.db.types import clock
+from app.policies.learning import LearningSettings
+from app.rollouts.claimed import Claim, ClaimedInteraction, ClaimedRollout, VersionRef
+from app.rollouts.leases import (
+    LeaseLost,
+    RolloutSummary,
+    UpdateDone,
+    commit_update,
+    expire_leases,
+    fail_update,
+    renew_lease,
+)
+from app.rollouts.lifecycle import transition
+from app.rollouts.states import InteractionState, RolloutState, SkipReason, VersionStatus
+from app.rollouts.trainability import too_old
+
+__all__ = [
+    "Idle",
+    "LeaseLost",
+    "NewVersion",
+    "RolloutSummary",
+    "UpdateDone",
+    "claim_update",
+    "commit_update",
+    "expire_leases",
+    "fail_update",
+    "renew_lease",
+]
+
+SEEN_EVERY = timedelta(seconds=5)
+"""How often an idle learner's sign of life is written."""
+PICKING_ROUNDS = 16
+"""Bounds one claim's work on rollouts that turn out too old; the next tick, or the sweep, goes on."""
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Why no update starts, in words for an operator; it begins with one word for programs."""
+
+    reason: str
+
+
+def claim_update(session: Session, policy_id: UUID, *, owner: str, ttl_s: float = 30.0) -> Claim | Idle:
+    """Take the policy's lease and its next batch, in the caller's transaction.
+
+    The newest ready rollouts come first, at most `rollouts_per_update`; those of a failed update before all others and
+    alone. Rollouts that turn out too old are skipped on the way. Returns are snapshots: a reward that comes later is
+    late. An expired lease is failed first, so that a dead learner blocks nobody.
+
+    Args:
+        owner: unique per learner process.
+        ttl_s: seconds until the lease ends unless it is renewed.
+    """
+    policy = lock_policy(session, policy_id)
+    now = clock(session)
+    expire_leases(session, policy_id)
+    reason = _why_idle(session, policy)
+    running = running_update(session, policy.id)
+    if reason is None and running is not None:
+        # the policy is being trained: that is no reason of its own to be idle, so the row keeps what it says
+        return Idle(f"update_running: {running.id} by {running.owner}")
+    if reason is None:
+        settings = LearningSettings.model_validate(policy.settings)
+        picked = _pick_batch(session, policy, settings, now)
+        if not isinstance(picked, Idle):
+            _note(policy, now, None)
+            return _take(session, policy, picked, owner, now + timedelta(seconds=ttl_s))
+        reason = picked.reason
+    _note(policy, now, reason)
+    session.flush()
+    return Idle(reason)
+
+
+def _why_idle(session: Session, policy: Policy) -> str | None:
+    if policy.head is None:
+        return "preparing: version 0 is not written yet"
+    if not policy.learning:
+        return "learning_off: switched off by an operator"
+    head = get_version(session, policy.id, policy.head)
+    if head is not None and head.status == VersionStatus.REJECTED:
+        return f"deploy_failing: version {policy.head} was rejected by its canary; see /admin/events"
+    return None
+
+
+def _note(policy: Policy, now: datetime, reason: str | None) -> None:
+    """Leave a sign of life and the reason, without a write at every tick."""
+    if policy.idle_reason != reason:
+        policy.idle_reason = reason
+        policy.learner_seen_at = now
+    elif policy.learner_seen_at is None or now - policy.learner_seen_at >= SEEN_EVERY:
+        policy.learner_seen_at = now
+
+
+@dataclass(frozen=True)
+class _Picked:
+    rollout: Rollout
+    staleness: int
+    """Of its oldest trainable interaction."""
+
+
+def _pick_batch(session: Session, policy: Policy, settings: LearningSettings, now: datetime) -> list[_Picked] | Idle:
+    group = oldest_retry_group(session, policy.id)
+    if group is not None:
+        picked = _pick(session, policy, settings, group)
+        return picked or Idle("too_few_rollouts: those of a failed update are too old, or being written to")
+    ready, oldest = count_ready(session, policy.id)
+    waited_s = (now - oldest).total_seconds() if oldest is not None else 0.0
+    needed = settings.min_rollouts
+    if waited_s >= settings.max_wait_s:
+        needed = min(needed, settings.min_rollouts_after_wait)
+    few = Idle(
+        f"too_few_rollouts: {{}} ready, {settings.min_rollouts} needed "
+        f"({settings.min_rollouts_after_wait} once the oldest has waited {settings.max_wait_s:g} s)"
+    )
+    if ready < needed:
+        return Idle(few.reason.format(ready))
+    picked = _pick(session, policy, settings, None)
+    if len(picked) < min(needed, settings.rollouts_per_update):
+        return Idle(few.reason.format(len(picked)))
+    return picked
+
+
+def _pick(session: Session, policy: Policy, settings: LearningSettings, group: UUID | None) -> list[_Picked]:
+    """Lock the newest ready rollouts and skip the too old among them, until the batch is full or nothing is left."""
+    picked: list[_Picked] = []
+    for _ in range(PICKING_ROUNDS):
+        wanted = settings.rollouts_per_update - len(picked)
+        taken = [p.rollout.id for p in picked]
+        candidates = lock_ready_rollouts(session, policy.id, group, wanted, leave_out=taken) if wanted else []
+        if not candidates:
+            break
+        picked += skip_too_old(session, policy, settings, candidates)
+        session.flush()
+    return picked
+
+
+def skip_too_old(
+    session: Session, policy: Policy, settings: LearningSettings, candidates: Sequence[Rollout]
+) -> list[_Picked]:
+    """Skip those of the locked, ready rollouts that cannot be trained at this head any more; return the others."""
+    versions = {
+        rollout_id: [row.version for row in rows if row.state == InteractionState.COMPLETED and row.reason is None]
+        for rollout_id, rows in interaction_outcomes(session, [r.id for r in candidates]).items()
+    }
+    oldest = min((version for found in versions.values() for version in found), default=0)
+    chain = parent_chain(session, policy.id, policy.head or 0, back_to=oldest)
+    young: list[_Picked] = []
+    for rollout in candidates:
+        reason = too_old(versions[rollout.id], chain, settings.max_staleness)
+        if reason is None:
+            young.append(_Picked(rollout, max(chain[version] for version in versions[rollout.id])))
+        else:
+            transition(rollout, RolloutState.SKIPPED, reason)
+            rollout.retry_group = None
+    return young
+
+
+def _take(session: Session, policy: Policy, picked: Sequence[_Picked], owner: str, until: datetime) -> Claim:
+    head = get_version(session, policy.id, policy.head or 0)
+    if head is None:
+        raise LookupError(f"policy {policy.name}: its head {policy.head} has no row")
+    update = Update(
+        policy_id=policy.id, owner=owner, lease_until=until, base_version=head.number, settings=policy.settings
+    )
+    session.add(update)
+    session.flush()
+    claimed = _snapshot(session, policy, picked)
+    for position, (pick, rollout) in enumerate(zip(picked, claimed, strict=True)):
+        transition(pick.rollout, RolloutState.TRAINING)
+        pick.rollout.update_id = update.id
+        session.add(
+            UpdateRollout(
+                update_id=update.id,
+                rollout_id=rollout.id,
+                position=position,
+                total_return=rollout.total_return,
+                staleness=pick.staleness,
+            )
+        )
+    session.flush()
+    return Claim(
+        update_id=update.id,
+        policy_id=policy.id,
+        policy_name=policy.name,
+        base_model=policy.base_model,
+        settings=dict(policy.settings),
+        head=VersionRef(head.number, head.path, head.sha256, head.adapter_name),
+        checkpoint_update_id=policy.checkpoint_update_id,
+        updates_done=policy.updates_done,
+        rollouts=tuple(claimed),
+        probes=None if policy.probes is None else tuple(tuple(probe) for probe in policy.probes),
+    )
+
+
+def _snapshot(session: Session, policy: Policy, picked: Sequence[_Picked]) -> list[ClaimedRollout]:
+    """The picked rollouts with their tokens and the rewards that count now, in the order they were picked."""
+    ids = [pick.rollout.id for pick in picked]
+    interactions = whole_interactions(session, ids)
+    head = policy.head or 0
+    oldest = min(interaction.version for found in interactions.values() for interaction in found)
+    chain = parent_chain(session, policy.id, head, back_to=oldest)
+    rewards = {(row.rollout_id, row.interaction_id): row.value for row in applied_rewards(session, ids)}
+    return [
+        ClaimedRollout(
+            id=rollout_id,
+            interactions=tuple(
+                _claimed(interaction, chain, head, rewards.get((rollout_id, interaction.id), 0.0))
+                for interaction in interactions[rollout_id]
+            ),
+            final_reward=rewards.get((rollout_id, None), 0.0),
+        )
+        for rollout_id in ids
+    ]
+
+
+def _claimed(interaction: Interaction, chain: dict[int, int], head: int, reward: float) -> ClaimedInteraction:
+    reason = SkipReason(interaction.reason) if interaction.reason else None
+    # one that still runs began after the close and carries that reason
+    return ClaimedInteraction(
+        id=interaction.id,
+        parent_id=interaction.parent_id,
+        version=interaction.version,
+        # context off the parent chain has no count of steps; nothing is trained with it
+        staleness=chain.get(interaction.version, head - interaction.version),
+        new_prompt_ids=interaction.new_prompt_ids,
+        completion_ids=np.zeros(0, np.int32) if interaction.completion_ids is None else interaction.completion_ids,
+        logprobs=np.zeros(0, np.float32) if interaction.logprobs is None else interaction.logprobs,
+        temperature=interaction.temperature,
+        finish_reason=interaction.finish_reason or "abort",
+        reward=reward,
+        skip_reason=reason,
+    )

@@ -1,0 +1,282 @@
+"""The rollout's life: interactions begin and end, the rollout closes, and every change of state goes one way."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+from sqlalchemy.orm import Session
+
+from app.db.models import ApiKey, Interaction, Rollout
+from app.db.repositories.feedback import has_environment_error
+from app.db.repositories.rollouts import (
+    completed_interactions,
+    find_rollouts,
+    insert_named_rollout,
+    interaction_outcomes,
+    lock_interaction,
+    lock_named_rollout,
+    lock_rollout,
+)
+from app.db.types import clock
+from app.errors import Conflict, NotFound
+from app.rollouts.claimed import Logprobs, Tokens
+from app.rollouts.parents import find_parent
+from app.rollouts.states import TRANSITIONS, InteractionState, RolloutState, SkipReason
+from app.rollouts.trainability import Outcome, verdict
+
+
+class IllegalTransition(Exception):
+    """A change of state that the table does not have: a mistake in this code, never in a request."""
+
+
+@dataclass(frozen=True)
+class NewInteraction:
+    """A request that is about to be sent to the engine."""
+
+    id: UUID
+    policy_id: UUID
+    key_id: UUID
+    client_rollout_id: str | None
+    """The caller's name for its rollout, or our id of one of its rollouts; None: a rollout of its own."""
+    version: int
+    prompt_ids: Tokens
+    """(n,) int32: the whole prompt."""
+    temperature: float
+    sampling: dict[str, Any]
+    untrainable: SkipReason | None
+    detail: str | None
+    request: bytes | None
+    replica: str | None
+    tags: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Begun:
+    interaction_id: UUID
+    rollout_id: UUID
+    parent_id: UUID | None
+
+
+@dataclass(frozen=True)
+class Completed:
+    """What the engine sampled."""
+
+    completion_ids: Tokens
+    """(n,) int32, the stop token included."""
+    logprobs: Logprobs | None
+    """(n,) float32, natural logs at the request's temperature."""
+    finish_reason: str
+    response: bytes | None
+    version: int
+    """The version that served it in the end."""
+    replica: str | None
+    first_token_at: datetime | None
+
+
+def begin_interaction(session: Session, new: NewInteraction) -> Begun:
+    """Log a request before it runs; finds or creates its rollout."""
+    rollout = _rollout_of(session, new)
+    now = clock(session)
+    parent_id, known = find_parent(new.prompt_ids, completed_interactions(session, rollout.id))
+    reason, detail = new.untrainable, new.detail
+    if rollout.closing or rollout.state != RolloutState.OPEN:
+        reason = SkipReason.AFTER_CLOSE
+        detail = f"the rollout was {'closing' if rollout.state == RolloutState.OPEN else rollout.state} already"
+    else:
+        rollout.active_at = now
+    session.add(
+        Interaction(
+            id=new.id,
+            policy_id=new.policy_id,
+            rollout_id=rollout.id,
+            parent_id=parent_id,
+            version=new.version,
+            new_prompt_ids=new.prompt_ids[known:],
+            prompt_tokens=len(new.prompt_ids),
+            temperature=new.temperature,
+            sampling=new.sampling,
+            reason=reason,
+            detail=detail,
+            request=new.request,
+            replica=new.replica,
+            started_at=now,
+        )
+    )
+    session.flush()
+    return Begun(new.id, rollout.id, parent_id)
+
+
+def complete_interaction(session: Session, interaction_id: UUID, done: Completed) -> None:
+    """Store what was sampled. Ids and log-probs that do not fit together are kept as context and never trained.
+
+    Raises:
+        Conflict: interaction_ended: it was aborted or completed before, so its reply must not be delivered.
+    """
+    rollout, interaction = _running(session, interaction_id)
+    _store(interaction, done)
+    if interaction.reason is None:
+        fault = _untrainable(done)
+        if fault is not None:
+            interaction.reason, interaction.detail = fault
+    _end(session, rollout, interaction, InteractionState.COMPLETED)
+
+
+def abort_interaction(session: Session, interaction_id: UUID, detail: str, partial: Completed | None = None) -> None:
+    """End an interaction whose reply was not delivered whole. What was sampled is kept and never trained or continued.
+
+    Does nothing if it has ended already.
+    """
+    try:
+        rollout, interaction = _running(session, interaction_id)
+    except Conflict:
+        return
+    if partial is not None:
+        _store(interaction, partial)
+    if interaction.reason is None:
+        interaction.reason, interaction.detail = SkipReason.ABORTED, detail
+    _end(session, rollout, interaction, InteractionState.ABORTED)
+
+
+def close_rollout(session: Session, rollout: Rollout) -> None:
+    """No more is to come: the rollout leaves `open` now, or with its last running interaction. Twice is fine."""
+    rollout = lock_rollout(session, rollout.id)
+    if rollout.state == RolloutState.OPEN:
+        rollout.closing = True
+        settle(session, rollout)
+    session.flush()
+
+
+def find_rollout(session: Session, *, key: ApiKey, policy_id: UUID | None, identifier: str) -> Rollout:
+    """The rollout with this id (ours, or the client's) that the key may reach.
+
+    A key reaches its own rollouts; one with `admin`, or with `feedback` but without `inference`, every rollout of its
+    policies.
+
+    Raises:
+        NotFound: rollout_not_found. Conflict: rollout_ambiguous: several rollouts bear this client's id.
+    """
+    everyone = "admin" in key.scopes or ("feedback" in key.scopes and "inference" not in key.scopes)
+    found = find_rollouts(
+        session, identifier, key_id=None if everyone else key.id, policy_id=key.policy_id or policy_id
+    )
+    # a key that is bound to one policy reaches no other, whatever was asked for
+    found = [rollout for rollout in found if policy_id is None or rollout.policy_id == policy_id]
+    if not found:
+        raise NotFound(
+            f"There is no rollout {identifier!r} that this key may reach; use the id from the reply's X-Rollout-Id "
+            "header, or the name that the same key gave it.",
+            code="rollout_not_found",
+            param="rollout_id",
+        )
+    if len(found) > 1:
+        raise Conflict(
+            f"Several rollouts are named {identifier!r}; use the id from the reply's X-Rollout-Id header.",
+            code="rollout_ambiguous",
+            param="rollout_id",
+        )
+    return found[0]
+
+
+def transition(rollout: Rollout, to: RolloutState, reason: SkipReason | None = None) -> None:
+    """Change a rollout's state: the only place that does.
+
+    Raises:
+        IllegalTransition: the table has no such change, or a reason is missing or out of place.
+    """
+    state = RolloutState(rollout.state)
+    if to not in TRANSITIONS[state]:
+        raise IllegalTransition(f"rollout {rollout.id}: {state} -> {to}")
+    if state is RolloutState.SKIPPED and rollout.reason != SkipReason.NO_REWARD:
+        raise IllegalTransition(f"rollout {rollout.id}: skipped({rollout.reason}) is final")
+    if (to is RolloutState.SKIPPED) != (reason is not None):
+        raise IllegalTransition(f"rollout {rollout.id}: {to} with reason {reason}")
+    rollout.state = to
+    rollout.reason = reason
+
+
+def settle(session: Session, rollout: Rollout) -> None:
+    """Let a closing rollout leave `open` once nothing that belongs to it runs. The caller holds its lock."""
+    if not rollout.closing:
+        return
+    session.flush()
+    outcomes = rollout_outcomes(session, [rollout.id])[rollout.id]
+    if any(outcome.holds_open for outcome in outcomes):
+        return
+    state, reason = verdict(
+        outcomes,
+        rewarded=rollout.total_return is not None,
+        environment_error=has_environment_error(session, rollout.id),
+    )
+    transition(rollout, state, reason)
+    rollout.closed_at = clock(session)
+    if state is RolloutState.READY:
+        rollout.ready_at = rollout.closed_at
+
+
+def rollout_outcomes(session: Session, rollout_ids: Sequence[UUID]) -> dict[UUID, list[Outcome]]:
+    return {
+        rollout_id: [
+            Outcome(InteractionState(row.state), SkipReason(row.reason) if row.reason else None) for row in rows
+        ]
+        for rollout_id, rows in interaction_outcomes(session, rollout_ids).items()
+    }
+
+
+def _rollout_of(session: Session, new: NewInteraction) -> Rollout:
+    if new.client_rollout_id is None:
+        rollout = Rollout(key_id=new.key_id, policy_id=new.policy_id, tags=new.tags)
+        session.add(rollout)
+        session.flush()
+        return rollout
+    existing = lock_named_rollout(session, new.key_id, new.policy_id, new.client_rollout_id)
+    if existing is not None:
+        return existing
+    return insert_named_rollout(session, new.key_id, new.policy_id, new.client_rollout_id, new.tags)
+
+
+def _running(session: Session, interaction_id: UUID) -> tuple[Rollout, Interaction]:
+    found = lock_interaction(session, interaction_id)
+    if found is None:
+        raise NotFound(f"there is no interaction {interaction_id}", code="interaction_not_found")
+    if found[1].state != InteractionState.RUNNING:
+        raise Conflict(
+            f"Interaction {interaction_id} has ended already ({found[1].state}): it ran beyond the request limit. "
+            "Send the request again.",
+            code="interaction_ended",
+        )
+    return found
+
+
+def _store(interaction: Interaction, done: Completed) -> None:
+    interaction.completion_ids = np.asarray(done.completion_ids, dtype=np.int32)
+    whole = done.logprobs is not None and len(done.logprobs) == len(done.completion_ids)
+    interaction.logprobs = np.asarray(done.logprobs, dtype=np.float32) if whole else None
+    interaction.finish_reason = done.finish_reason
+    interaction.response = done.response
+    interaction.version = done.version
+    interaction.replica = done.replica
+    interaction.first_token_at = done.first_token_at
+
+
+def _untrainable(done: Completed) -> tuple[SkipReason, str] | None:
+    count = len(done.completion_ids)
+    if count == 0:
+        return SkipReason.NO_ACTION_TOKENS, "the completion is empty"
+    if done.logprobs is None or len(done.logprobs) != count:
+        got = 0 if done.logprobs is None else len(done.logprobs)
+        return SkipReason.MISSING_LOGPROBS, f"the engine returned {got} log-probs for {count} tokens"
+    if not np.isfinite(done.logprobs).all():
+        return SkipReason.MISSING_LOGPROBS, "the engine returned a log-prob that is not finite"
+    return None
+
+
+def _end(session: Session, rollout: Rollout, interaction: Interaction, state: InteractionState) -> None:
+    interaction.state = state
+    interaction.ended_at = clock(session)
+    if rollout.state == RolloutState.OPEN:
+        rollout.active_at = interaction.ended_at
+        settle(session, rollout)
+    session.flush()
