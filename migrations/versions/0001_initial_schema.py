@@ -45,6 +45,8 @@ def upgrade() -> None:
         sa.Column("seen_at", app.db.types.UtcDateTime(timezone=True), nullable=True),
         sa.Column("noise", sa.JSON(), nullable=False),
         sa.Column("removed", sa.Boolean(), nullable=False),
+        sa.Column("owner", sa.String(length=128), nullable=True),
+        sa.Column("owned_until", app.db.types.UtcDateTime(timezone=True), nullable=True),
         sa.PrimaryKeyConstraint("id"),
         sa.UniqueConstraint("url"),
     )
@@ -222,6 +224,9 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id"),
         sa.UniqueConstraint("replica_id", "version_id"),
     )
+    with op.batch_alter_table("deployments", schema=None) as batch_op:
+        batch_op.create_index("ix_deployments_version", ["version_id"], unique=False)
+
     op.create_table(
         "interactions",
         sa.Column("id", sa.Uuid(), nullable=False),
@@ -350,6 +355,9 @@ def downgrade() -> None:
         batch_op.drop_index("ix_interactions_policy_state")
 
     op.drop_table("interactions")
+    with op.batch_alter_table("deployments", schema=None) as batch_op:
+        batch_op.drop_index("ix_deployments_version")
+
     op.drop_table("deployments")
     with op.batch_alter_table("rollouts", schema=None) as batch_op:
         batch_op.drop_index("ix_rollouts_update")
