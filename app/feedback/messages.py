@@ -20,30 +20,31 @@ _SKIPPED = {
     SkipReason.UPDATE_FAILED: "the learner failed on it three times",
 }
 
+_OPEN = "The rollout is open until a final reward, a close, or the end of its idle time."
+_CLOSING = "The rollout is closing and waits for its last running request."
+_LATER = {
+    RolloutState.READY: "The rollout is ready and waits for an update.",
+    RolloutState.TRAINING: "An update is training the rollout with the rewards it had at its start.",
+    RolloutState.TRAINED: "The rollout has been trained.",
+}
+
 
 def describe(rollout: Rollout, feedback: Feedback) -> str:
     """What became of the feedback and of its rollout, and why."""
     what = "The reward" if feedback.metric == REWARD and feedback.value is not None else "The feedback"
-    if feedback.status == FeedbackStatus.LATE:
-        return f"{what} is stored but came late: {_why_late(rollout)}"
-    return f"{what} is stored. {_what_next(rollout)}"
-
-
-def _why_late(rollout: Rollout) -> str:
+    if feedback.status != FeedbackStatus.LATE:
+        return f"{what} is stored. {explain(rollout)}"
     if rollout.state == RolloutState.TRAINING:
-        return "an update is training the rollout with the rewards it had; this one counts only if that update fails."
-    if rollout.state == RolloutState.TRAINED:
-        return "the rollout has been trained already, and this changes nothing."
+        return f"{what} came late and counts only if the running update fails. {explain(rollout)}"
     if rollout.reason == SkipReason.NO_REWARD:
-        return "the rollout was closed without a reward, and its samples have become older than max_staleness since."
-    return f"the rollout is not trained, because {_SKIPPED[SkipReason(str(rollout.reason))]}."
+        return f"{what} came late and changes nothing: the rollout's samples are older than max_staleness by now."
+    return f"{what} came late and changes nothing. {explain(rollout)}"
 
 
-def _what_next(rollout: Rollout) -> str:
-    if rollout.state == RolloutState.READY:
-        return "The rollout is ready and waits for the next update."
+def explain(rollout: Rollout) -> str:
+    """Where a rollout stands, and what happens to it next or why nothing does."""
     if rollout.state == RolloutState.SKIPPED:
         return f"The rollout is not trained, because {_SKIPPED[SkipReason(str(rollout.reason))]}."
-    if rollout.closing:
-        return "The rollout is closing and leaves `open` when its last running request has ended."
-    return "The rollout stays open until a final reward, a close, or its idle time ends."
+    if rollout.state == RolloutState.OPEN:
+        return _CLOSING if rollout.closing else _OPEN
+    return _LATER[RolloutState(rollout.state)]

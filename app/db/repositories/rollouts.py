@@ -1,6 +1,7 @@
 """Rows of rollouts and interactions, as the rollout's life needs them: locks first, then the facts."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -174,3 +175,36 @@ def ready_rollouts_outside(session: Session, policy_id: UUID, versions: Sequence
             .limit(limit)
         )
     )
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What was sampled in one rollout."""
+
+    interactions: int
+    versions: tuple[int, ...]
+    """Numbers of the policy versions that served it, ascending."""
+    completion_tokens: int
+
+
+def sampled(session: Session, rollout_ids: Sequence[UUID]) -> dict[UUID, Sampled]:
+    """By rollout, for a whole page of them in one query."""
+    rows = session.execute(
+        select(
+            Interaction.rollout_id,
+            Interaction.version,
+            func.count(),
+            # four bytes a token
+            func.coalesce(func.sum(func.length(Interaction.completion_ids)), 0) / 4,
+        )
+        .where(Interaction.rollout_id.in_(rollout_ids))
+        .group_by(Interaction.rollout_id, Interaction.version)
+        .order_by(Interaction.version)
+    )
+    found = dict.fromkeys(rollout_ids, Sampled(0, (), 0))
+    for rollout_id, version, count, tokens in rows:
+        before = found[rollout_id]
+        found[rollout_id] = Sampled(
+            before.interactions + count, (*before.versions, version), before.completion_tokens + int(tokens)
+        )
+    return found
