@@ -1,0 +1,192 @@
+"""Plays an environment against a running server, as any agent would: ask, judge, post the reward."""
+
+import asyncio
+import sys
+from collections import deque
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from time import monotonic
+
+from envs.asking import Asking, Stopped, refusal, together
+from envs.backlog import Backlog
+from envs.board import Board, Display
+from envs.connection import Completion, Connection, RequestFailed, RolloutStatus
+from envs.environment import Environment
+from envs.evaluate import evaluate
+from envs.journal import Journal
+from envs.results import Evaluation, Played
+
+FEEDBACK_WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 30.0)
+"""Waits between tries of one reward: a server that is back within a minute loses none."""
+
+
+@dataclass(frozen=True)
+class PlaySettings:
+    """How to play.
+
+    agents: rollouts asked for at once in the closed loop. rate: rollouts started per second, whatever the server
+    does (open loop); None: closed loop. unfinished_limit: see Backlog. give_up_after_s: see Asking.
+    """
+
+    policy: str = "default"
+    agents: int = 16
+    rate: float | None = None
+    unfinished_limit: int = 64
+    give_up_after_s: float = 300.0
+    feedback_waits_s: tuple[float, ...] = FEEDBACK_WAITS_S
+    look_every_s: float = 1.0
+
+
+class Player:
+    """One run. What it has measured so far is in `played`, `evaluations` and `statuses` at any time."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        connection: Connection,
+        journal: Journal,
+        board: Board,
+        display: Display,
+        settings: PlaySettings,
+    ) -> None:
+        self._environment = environment
+        self._connection = connection
+        self._journal = journal
+        self._board = board
+        self._display = display
+        self._settings = settings
+        self._asking = Asking(connection, journal, board, display.note, give_up_after_s=settings.give_up_after_s)
+        self._backlog = Backlog(
+            connection.rollout,
+            self._asking.failed,
+            limit=settings.unfinished_limit if settings.rate is None else sys.maxsize,
+            interval_s=settings.look_every_s,
+        )
+        self.played: list[Played] = []
+        self.evaluations: dict[int, Evaluation] = {}
+
+    @property
+    def statuses(self) -> dict[str, RolloutStatus]:
+        return self._backlog.statuses
+
+    async def play(self) -> None:
+        """Play all phases. Raises Stopped with a sentence when the run cannot go on."""
+        done = asyncio.Event()
+        async with self._display.shown():
+            await together(self._phases(done), self._backlog.watch(done), self._tell_waiting(done))
+            await self._backlog.look_at_all()
+
+    async def _tell_waiting(self, done: asyncio.Event) -> None:
+        while not done.is_set():
+            self._board.waiting = self._backlog.waiting() or self._asking.waiting()
+            await asyncio.sleep(0.25)
+
+    async def _phases(self, done: asyncio.Event) -> None:
+        for phase in range(1, self._environment.phases + 1):
+            self._journal.write("phase", phase=phase)
+            self._board.start_phase(phase)
+            await self._play_phase(phase)
+            await self._evaluate(phase)
+        done.set()
+
+    async def _play_phase(self, phase: int) -> None:
+        size = self._environment.rollouts_per_phase
+        todo = deque(range((phase - 1) * size, phase * size))
+        if self._settings.rate is None:
+            await together(*(self._agent(todo, phase) for _ in range(self._settings.agents)))
+        else:
+            await self._arrivals(todo, phase, self._settings.rate)
+
+    async def _agent(self, todo: deque[int], phase: int) -> None:
+        while todo:
+            await self._attempt(todo, todo.popleft(), phase)
+
+    async def _arrivals(self, todo: deque[int], phase: int, rate: float) -> None:
+        """Start `rate` rollouts per second. Failed ones come back into `todo` and arrive once more."""
+        due = monotonic()
+        while todo:
+            async with asyncio.TaskGroup() as group:
+                while todo:
+                    await asyncio.sleep(max(0.0, due - monotonic()))
+                    due += 1 / rate
+                    group.create_task(self._attempt(todo, todo.popleft(), phase))
+
+    async def _attempt(self, todo: deque[int], index: int, phase: int) -> None:
+        """One rollout from question to reward; if its question fails, its index is to be done by another rollout."""
+        episode = self._environment.reset(index, phase)
+        await self._backlog.reserve()
+        started_at = datetime.now(UTC).isoformat()
+        completion = await self._asking.ask(
+            self._settings.policy, episode.messages, self._environment.sampling, phase=phase, index=index
+        )
+        if completion is None:
+            self._backlog.give_back()
+            todo.appendleft(index)
+            return
+        self._backlog.add(completion.rollout)
+        reward = episode.judge(completion.answer)
+        feedback = await self._reward(completion, reward)
+        self._board.rewarded(reward)
+        self.played.append(
+            Played(
+                rollout=completion.rollout,
+                interaction=completion.interaction,
+                phase=phase,
+                index=index,
+                version=completion.version,
+                answer=completion.answer,
+                reward=reward,
+                feedback=feedback,
+                started_at=started_at,
+                latency_s=round(completion.seconds, 4),
+            )
+        )
+
+    async def _reward(self, completion: Completion, reward: float) -> str:
+        """Post the reward until it is acknowledged: same body, same idempotency key. Returns what became of it."""
+        key = f"reward-{completion.interaction}"
+        for wait in (*self._settings.feedback_waits_s, None):
+            try:
+                answer = await self._connection.reward(completion.interaction, reward, key)
+            except RequestFailed as failure:
+                self._asking.failed(failure)
+                if failure.key_refused:
+                    raise Stopped(refusal(failure)) from failure
+                if wait is None or not failure.transient:
+                    break
+                await asyncio.sleep(failure.retry_after_s or wait)
+                continue
+            self._journal.write(
+                "feedback",
+                interaction=completion.interaction,
+                rollout=completion.rollout,
+                reward=reward,
+                idempotency_key=key,
+                answer=answer,
+            )
+            return str(answer.get("status"))
+        self._journal.write(
+            "reward_lost", interaction=completion.interaction, rollout=completion.rollout, reward=reward
+        )
+        self._display.note(f"gave up posting the reward of rollout {completion.rollout}; it will not be trained")
+        self._backlog.drop(completion.rollout)
+        return "failed"
+
+    async def _evaluate(self, phase: int) -> None:
+        self._board.waiting = None
+        self._display.note(f"phase {phase} has ended; asking held-out episodes")
+        assert self._board.version is not None  # every phase has at least one answered rollout
+        result = await evaluate(
+            self._asking,
+            self._settings.policy,
+            self._board.version,
+            self._environment.held_out(phase),
+            max_tokens=self._environment.sampling.max_tokens,
+            agents=self._settings.agents,
+            phase=phase,
+        )
+        self.evaluations[phase] = result
+        self._journal.write(
+            "evaluation", phase=phase, version=result.version, asked=result.asked, correct=result.correct
+        )
+        self._display.note(f"phase {phase}: version {result.version} answers {result.correct:.0f} of {result.asked}")
