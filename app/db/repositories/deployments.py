@@ -1,0 +1,333 @@
+"""What engines should have loaded, and what they have: routing, replicas, deployments, and going live."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
+
+from app.db.models import Deployment, Event, Policy, PolicyVersion, Replica
+from app.db.types import db_now
+from app.rollouts.states import DeploymentState, VersionStatus
+
+WINDOW = 8
+"""So many versions that have been live stay loaded on every replica, besides the pinned ones."""
+
+
+@dataclass(frozen=True)
+class RouteRow:
+    version: int
+    adapter_name: str
+    url: str
+
+
+def routes(session: Session, policy_id: UUID, number: int | None) -> list[RouteRow]:
+    """Healthy replicas on which version `number` (None: the live one) is verified, and what it is called there."""
+    query = (
+        select(PolicyVersion.number, PolicyVersion.adapter_name, Replica.url)
+        .join(Deployment, Deployment.version_id == PolicyVersion.id)
+        .join(Replica, Replica.id == Deployment.replica_id)
+        .where(
+            PolicyVersion.policy_id == policy_id,
+            Deployment.state == DeploymentState.VERIFIED,
+            Replica.healthy,
+            ~Replica.removed,
+        )
+        .order_by(Replica.url)
+    )
+    if number is None:
+        query = query.join(Policy, Policy.id == PolicyVersion.policy_id).where(PolicyVersion.number == Policy.live)
+    else:
+        query = query.where(PolicyVersion.number == number)
+    return [RouteRow(*row) for row in session.execute(query)]
+
+
+def live_number(session: Session, policy_id: UUID) -> int | None:
+    return session.scalar(select(Policy.live).where(Policy.id == policy_id))
+
+
+def sync_replicas(session: Session, urls: Sequence[str]) -> None:
+    """Make the rows those of `urls`: new ones are added, others marked removed."""
+    rows = {row.url: row for row in session.scalars(select(Replica))}
+    for url in urls:
+        if url not in rows:
+            session.add(Replica(url=url))
+        elif rows[url].removed:
+            rows[url].removed = False
+    for url, row in rows.items():
+        if url not in urls and not row.removed:
+            row.removed, row.healthy = True, False
+
+
+def active_replicas(session: Session) -> list[Replica]:
+    return list(session.scalars(select(Replica).where(~Replica.removed).order_by(Replica.url)))
+
+
+def take_replica(session: Session, replica_id: UUID, owner: str, ttl_s: float) -> bool:
+    """Own a replica until `ttl_s` from now, or for as long again. False: another process is at work on it."""
+    now = clock(session)
+    mine_or_free = (Replica.owner == owner) | Replica.owned_until.is_(None) | (Replica.owned_until < now)
+    taken = session.execute(
+        update(Replica)
+        .where(Replica.id == replica_id, mine_or_free)
+        .values(owner=owner, owned_until=now + timedelta(seconds=ttl_s))
+        .returning(Replica.id)
+    )
+    return taken.first() is not None
+
+
+def release_replica(session: Session, replica_id: UUID, owner: str) -> None:
+    session.execute(
+        update(Replica)
+        .where(Replica.id == replica_id, Replica.owner == owner)
+        .values(owner=None, owned_until=None)
+    )
+
+
+def note_reachable(session: Session, replica_id: UUID, loaded: Collection[str]) -> None:
+    """It answered, with these adapters loaded. What it lost (it was restarted) is no longer deployed there."""
+    session.execute(
+        update(Replica).where(Replica.id == replica_id).values(healthy=True, error=None, seen_at=db_now())
+    )
+    lost = session.execute(
+        select(Deployment.id, PolicyVersion.adapter_name)
+        .join(PolicyVersion, PolicyVersion.id == Deployment.version_id)
+        .where(Deployment.replica_id == replica_id, Deployment.state == DeploymentState.VERIFIED)
+    )
+    gone = [row.id for row in lost if row.adapter_name not in loaded]
+    if gone:
+        session.execute(
+            update(Deployment)
+            .where(Deployment.id.in_(gone))
+            .values(state=DeploymentState.UNLOADED, updated_at=db_now())
+        )
+
+
+def note_unreachable(session: Session, replica_id: UUID, error: str, *, grace_s: float) -> None:
+    """It did not answer. It stays healthy for `grace_s` after its last sign of life (a busy engine answers late)."""
+    replica = session.get_one(Replica, replica_id, with_for_update=True)
+    replica.error = error
+    silent = replica.seen_at is None or clock(session) - replica.seen_at > timedelta(seconds=grace_s)
+    if silent and replica.healthy:
+        replica.healthy = False
+        add_event(session, "replica_unhealthy", f"{replica.url}: {error}")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What one policy wants loaded on every replica; detached rows."""
+
+    policy_id: UUID
+    probes: list[list[int]] | None
+    """The canary's prompts; None until the policy's first batch."""
+    live: PolicyVersion | None
+    candidate: PolicyVersion | None
+    """The newest one that was neither deployed nor rejected yet."""
+    others: list[PolicyVersion]
+    """The window of versions that have been live, and the pinned ones; newest first, without the two above."""
+    zero: PolicyVersion | None
+    """Version 0: the canary's reference where the live version is not verified yet."""
+
+
+def wanted(session: Session) -> list[Wanted]:
+    """Per policy that has a version."""
+    return [
+        _wanted(session, policy)
+        for policy in session.scalars(select(Policy).where(Policy.head.is_not(None)).order_by(Policy.name))
+    ]
+
+
+def _wanted(session: Session, policy: Policy) -> Wanted:
+    mine = select(PolicyVersion).where(
+        PolicyVersion.policy_id == policy.id, PolicyVersion.files_deleted_at.is_(None)
+    ).order_by(PolicyVersion.number.desc())  # fmt: skip
+    been_live = session.scalars(
+        mine.where(PolicyVersion.status.in_([VersionStatus.LIVE, VersionStatus.RETIRED])).limit(WINDOW)
+    )
+    pinned = session.scalars(mine.where(PolicyVersion.pinned, PolicyVersion.status != VersionStatus.REJECTED))
+    live = session.scalar(mine.where(PolicyVersion.number == policy.live)) if policy.live is not None else None
+    candidate = session.scalar(mine.where(PolicyVersion.status == VersionStatus.CANDIDATE).limit(1))
+    others = {version.id: version for version in (*been_live, *pinned) if version not in (live, candidate)}
+    return Wanted(
+        policy_id=policy.id,
+        probes=policy.probes,
+        live=live,
+        candidate=candidate,
+        others=sorted(others.values(), key=lambda version: version.number, reverse=True),
+        zero=session.scalar(mine.where(PolicyVersion.number == 0)),
+    )
+
+
+def deployments_on(session: Session, replica_id: UUID) -> dict[UUID, Deployment]:
+    """By version id."""
+    rows = session.scalars(select(Deployment).where(Deployment.replica_id == replica_id))
+    return {row.version_id: row for row in rows}
+
+
+def known_adapters(session: Session, names: Collection[str]) -> set[str]:
+    """Those of `names` that are adapters of ours; an engine may serve others."""
+    return set(session.scalars(select(PolicyVersion.adapter_name).where(PolicyVersion.adapter_name.in_(names))))
+
+
+def start_deployment(session: Session, replica_id: UUID, version_id: UUID) -> None:
+    row = _deployment(session, replica_id, version_id)
+    row.state = DeploymentState.LOADING
+    row.verdict = row.score = row.distance = row.loaded_at = None  # its last error stays until it is verified
+    row.updated_at = clock(session)
+
+
+def finish_deployment(
+    session: Session,
+    replica_id: UUID,
+    version_id: UUID,
+    *,
+    verdict: str,
+    score: float | None,
+    distance: float | None,
+    noise: Sequence[float] | None,
+) -> None:
+    """Loaded and checked: it can be routed to. `noise`: the replica's new list of figures, if it changed."""
+    row = _deployment(session, replica_id, version_id)
+    row.state, row.verdict, row.score, row.distance, row.error = (
+        DeploymentState.VERIFIED, verdict, score, distance, None,
+    )  # fmt: skip
+    row.loaded_at = row.updated_at = clock(session)
+    if noise is not None:
+        session.get_one(Replica, replica_id).noise = list(noise)
+
+
+def fail_deployment(
+    session: Session,
+    replica_id: UUID,
+    version: PolicyVersion,
+    error: str,
+    *,
+    verdict: str | None,
+    score: float | None,
+    distance: float | None,
+    backoff_s: Sequence[float],
+) -> None:
+    """Not loaded, or not what the learner made. A candidate is tried len(backoff_s) times, then rejected."""
+    row = _deployment(session, replica_id, version.id)
+    if row.error != error:
+        add_event(session, "deployment_failed", f"version {version.number}: {error}", policy_id=version.policy_id)
+    row.state, row.verdict, row.score, row.distance, row.error = (
+        DeploymentState.FAILED, verdict, score, distance, error,
+    )  # fmt: skip
+    row.updated_at = clock(session)
+    current = session.get_one(PolicyVersion, version.id, with_for_update=True)
+    # counted once when several replicas fail at the same time
+    if current.status != VersionStatus.CANDIDATE or current.deploy_attempts != version.deploy_attempts:
+        return
+    current.deploy_attempts += 1
+    if current.deploy_attempts < len(backoff_s):
+        current.next_deploy_at = clock(session) + timedelta(seconds=backoff_s[current.deploy_attempts - 1])
+        return
+    current.status, current.next_deploy_at = VersionStatus.REJECTED, None
+    add_event(
+        session,
+        "version_rejected",
+        f"version {current.number} was rejected after {current.deploy_attempts} failed deployments: {error}",
+        policy_id=current.policy_id,
+        data={"version": current.number, "score": score, "distance": distance},
+    )
+
+
+def unload_deployments(session: Session, replica_id: UUID, adapter_names: Collection[str]) -> None:
+    """From now on nothing is routed to these; to be called before the engine drops them."""
+    ids = select(PolicyVersion.id).where(PolicyVersion.adapter_name.in_(adapter_names))
+    session.execute(
+        update(Deployment)
+        .where(
+            Deployment.replica_id == replica_id,
+            Deployment.version_id.in_(ids),
+            Deployment.state != DeploymentState.FAILED,
+        )
+        .values(state=DeploymentState.UNLOADED, updated_at=db_now())
+    )
+
+
+def next_live(session: Session, policy_id: UUID) -> int | None:
+    """The newest candidate that is verified on every healthy replica."""
+    healthy = session.scalar(select(func.count()).select_from(Replica).where(Replica.healthy, ~Replica.removed))
+    if not healthy:
+        return None
+    verified_on = (
+        select(func.count())
+        .select_from(Deployment)
+        .join(Replica, Replica.id == Deployment.replica_id)
+        .where(
+            Deployment.version_id == PolicyVersion.id,
+            Deployment.state == DeploymentState.VERIFIED,
+            Replica.healthy,
+            ~Replica.removed,
+        )
+        .scalar_subquery()
+    )
+    return session.scalar(
+        select(PolicyVersion.number)
+        .where(
+            PolicyVersion.policy_id == policy_id,
+            PolicyVersion.status == VersionStatus.CANDIDATE,
+            verified_on == healthy,
+        )
+        .order_by(PolicyVersion.number.desc())
+        .limit(1)
+    )
+
+
+def go_live(session: Session, policy_id: UUID) -> int | None:
+    """Serve the newest candidate that is verified everywhere; what it overtook is superseded. Returns its number."""
+    policy = session.get_one(Policy, policy_id, with_for_update=True)
+    number = next_live(session, policy_id)
+    if number is None:
+        return None
+    versions = PolicyVersion.policy_id == policy_id
+    session.execute(
+        update(PolicyVersion)
+        .where(versions, PolicyVersion.status == VersionStatus.LIVE)
+        .values(status=VersionStatus.RETIRED)
+    )
+    session.execute(
+        update(PolicyVersion)
+        .where(versions, PolicyVersion.number < number, PolicyVersion.status == VersionStatus.CANDIDATE)
+        .values(status=VersionStatus.SUPERSEDED)
+    )
+    session.execute(
+        update(PolicyVersion)
+        .where(versions, PolicyVersion.number == number)
+        .values(status=VersionStatus.LIVE, live_at=db_now(), next_deploy_at=None)
+    )
+    policy.live = number
+    return number
+
+
+def add_event(
+    session: Session, kind: str, message: str, *, policy_id: UUID | None = None, data: dict[str, object] | None = None
+) -> None:
+    session.add(Event(kind=kind, message=message, policy_id=policy_id, data=data or {}))
+
+
+def policies_to_promote(session: Session) -> list[UUID]:
+    """Policies with a candidate that is verified on every healthy replica."""
+    candidates = (
+        select(PolicyVersion.policy_id).where(PolicyVersion.status == VersionStatus.CANDIDATE).distinct()
+    )
+    return [policy_id for policy_id in session.scalars(candidates) if next_live(session, policy_id) is not None]
+
+
+def clock(session: Session) -> datetime:
+    """The database's time."""
+    return session.scalars(select(db_now())).one()
+
+
+def _deployment(session: Session, replica_id: UUID, version_id: UUID) -> Deployment:
+    row = session.scalar(
+        select(Deployment).where(Deployment.replica_id == replica_id, Deployment.version_id == version_id)
+    )
+    if row is None:
+        row = Deployment(replica_id=replica_id, version_id=version_id)
+        session.add(row)
+    return row

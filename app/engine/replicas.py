@@ -1,0 +1,86 @@
+"""Routing: which replica serves this request, under which adapter name. Read from the database per request."""
+
+import asyncio
+from collections import Counter
+from types import TracebackType
+from typing import Self
+from uuid import UUID
+
+from app.db.repositories.deployments import RouteRow, live_number, routes
+from app.db.session import Database
+from app.errors import ApiError, NotFound, Unavailable
+
+RETRY_AFTER_S = "2"
+
+
+class Route:
+    """One request's place on a replica. `release` it (or leave its `with`) when the request has ended."""
+
+    def __init__(self, row: RouteRow, in_flight: Counter[str]):
+        self.url = row.url
+        self.adapter_name = row.adapter_name
+        self.version = row.version
+        self._in_flight: Counter[str] | None = in_flight
+        in_flight[row.url] += 1
+
+    def release(self) -> None:
+        """Count the request as ended. Further calls do nothing."""
+        if self._in_flight is not None:
+            self._in_flight[self.url] -= 1
+            self._in_flight = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.release()
+
+
+class Router:
+    """One per app process: what is in flight is counted per process."""
+
+    def __init__(self, database: Database):
+        self._database = database
+        self._in_flight: Counter[str] = Counter()
+
+    async def pick(self, policy_id: UUID, number: int | None = None) -> Route:
+        """The healthy replica with the fewest requests of this process that has the version loaded and verified.
+
+        Args:
+            number: a pinned version; None: the policy's live one.
+
+        Raises:
+            NotFound: version_not_loaded (a pinned version that no replica has loaded).
+            Unavailable: policy_preparing (nothing was deployed yet), no_replica (no healthy engine has it).
+        """
+        rows = await asyncio.to_thread(self._read, policy_id, number)
+        return Route(min(rows, key=lambda row: self._in_flight[row.url]), self._in_flight)
+
+    def _read(self, policy_id: UUID, number: int | None) -> list[RouteRow]:
+        with self._database.read() as session:
+            rows = routes(session, policy_id, number)
+            if rows:
+                return rows
+            raise _nothing_loaded(number, live_number(session, policy_id))
+
+
+def _nothing_loaded(number: int | None, live: int | None) -> ApiError:
+    if live is None:
+        return Unavailable(
+            "This policy is being prepared: its first version is not loaded yet. Try again in a few seconds.",
+            code="policy_preparing",
+            headers={"Retry-After": RETRY_AFTER_S},
+        )
+    if number is not None and number != live:
+        return NotFound(
+            f"Version {number} is not loaded. The live version is {live}; the last few versions and pinned ones stay "
+            "loaded. Use the policy's name alone for the live version.",
+            code="version_not_loaded",
+            param="model",
+        )
+    return Unavailable(
+        f"No healthy engine has version {live} loaded right now. Try again in a few seconds; an operator sees the "
+        "cause under /admin/replicas and in `evergreen status`.",
+        code="no_replica",
+        headers={"Retry-After": RETRY_AFTER_S},
+    )

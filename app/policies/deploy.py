@@ -1,0 +1,76 @@
+"""Deployment as reconciliation: the database says what should be loaded where; a tick makes every replica match.
+
+Done by `control` alone. Replicas are worked on side by side, each by one process at a time (its row says whose), so a
+dead or slow one holds up no other. A version goes live when it is verified on every healthy replica.
+"""
+
+import os
+import socket
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from uuid import UUID
+
+from app.db.models import Replica
+from app.db.repositories import deployments as store
+from app.db.session import Database
+from app.engine.control_client import ControlClient
+from app.policies.reconcile import ReplicaPass
+
+PROBE_TIMEOUT_S = 5.0
+WORK_TIMEOUT_S = 60.0
+MAX_REPLICAS_AT_ONCE = 16
+
+
+class Deployer:
+    """One per control process.
+
+    Args:
+        urls: the engine replicas that should be served.
+    """
+
+    def __init__(self, database: Database, urls: Sequence[str]):
+        self._database = database
+        self._urls = urls
+        self._owner = f"{socket.gethostname()}:{os.getpid()}"
+        self._probe = ControlClient(PROBE_TIMEOUT_S)
+        self._work = ControlClient(WORK_TIMEOUT_S)
+        self._pool = ThreadPoolExecutor(MAX_REPLICAS_AT_ONCE, thread_name_prefix="replica")
+        self._running: dict[UUID, Future[None]] = {}
+
+    def tick(self, wait_s: float = 2.0) -> None:
+        """Begin a pass over every replica that has none, wait for them up to `wait_s`, and promote what is ready.
+
+        A pass that takes longer goes on in its thread. What a pass raised is raised here.
+        """
+        for replica in self._replicas():
+            if replica.id not in self._running:
+                one = ReplicaPass(self._database, self._probe, self._work, replica, self._owner)
+                self._running[replica.id] = self._pool.submit(one.run)
+        ended, _ = wait(self._running.values(), timeout=wait_s)
+        self._running = {key: future for key, future in self._running.items() if future not in ended}
+        self._promote()
+        for future in ended:
+            future.result()
+
+    def close(self) -> None:
+        """Wait for the passes that run."""
+        self._pool.shutdown()
+        self._probe.close()
+        self._work.close()
+
+    def _replicas(self) -> list[Replica]:
+        with self._database.read() as session:
+            active = store.active_replicas(session)
+        if {replica.url for replica in active} == set(self._urls):
+            return active
+        with self._database.write() as session:
+            store.sync_replicas(session, self._urls)
+        with self._database.read() as session:
+            return store.active_replicas(session)
+
+    def _promote(self) -> None:
+        with self._database.read() as session:
+            ready = store.policies_to_promote(session)
+        for policy_id in ready:
+            with self._database.write() as session:
+                store.go_live(session, policy_id)

@@ -1,0 +1,194 @@
+"""One pass over one replica: make what it has loaded match the plan. No transaction is open while HTTP runs."""
+
+from collections.abc import Sequence
+from time import monotonic
+
+import structlog
+
+from app.db.models import PolicyVersion, Replica
+from app.db.repositories import deployments as store
+from app.db.session import Database
+from app.engine.control_client import ControlClient
+from app.engine.errors import AdapterNotLoaded, EngineError, EngineOverloaded, EngineUnreachable
+from app.policies.canary import Comparison, Reading, Verdict, compare, judge, rejects, with_sample
+from app.policies.plan import Plan, Step, make_plan
+
+BACKOFF_S = (5.0, 30.0, 0.0)
+"""Three tries: so long after each failed one; after the last the candidate is rejected."""
+SILENCE_S = 15.0
+"""An engine that accepts connections but answers late stays healthy this long."""
+PASS_S = 5.0
+"""No new step begins after this long; the next tick goes on."""
+OWNED_S = 20.0
+
+log = structlog.get_logger()
+
+
+class ReplicaPass:
+    """Args:
+    probe: a client with a short timeout, for health and what is loaded.
+    work: one with a longer timeout, for loads and the canary.
+    owner: this process; the replica's row is owned while the pass runs.
+    """
+
+    def __init__(self, database: Database, probe: ControlClient, work: ControlClient, replica: Replica, owner: str):
+        self._database = database
+        self._probe = probe
+        self._work = work
+        self._replica = replica
+        self._url = replica.url
+        self._owner = owner
+        self._loaded: set[str] = set()
+        self._readings: dict[str, list[Reading]] = {}
+
+    def run(self) -> None:
+        if not self._own():
+            return
+        try:
+            if self._look():
+                self._converge()
+        finally:
+            with self._database.write() as session:
+                store.release_replica(session, self._replica.id, self._owner)
+
+    def _own(self) -> bool:
+        with self._database.write() as session:
+            return store.take_replica(session, self._replica.id, self._owner, OWNED_S)
+
+    def _look(self) -> bool:
+        """Whether it answers; notes what it has loaded."""
+        try:
+            served = self._probe.models(self._url)
+        except EngineError as error:
+            grace_s = 0.0 if isinstance(error, EngineUnreachable) else SILENCE_S
+            with self._database.write() as session:
+                store.note_unreachable(session, self._replica.id, error.message, grace_s=grace_s)
+            return False
+        self._loaded = {model.id for model in served if model.parent is not None}
+        with self._database.write() as session:
+            store.note_reachable(session, self._replica.id, self._loaded)
+        return True
+
+    def _converge(self) -> None:
+        until = monotonic() + PASS_S
+        while True:
+            plan = self._plan()
+            self._unload(plan)
+            if plan.step is None or monotonic() > until or not self._own() or not self._take(plan.step):
+                return
+
+    def _plan(self) -> Plan:
+        with self._database.read() as session:
+            deployed = store.deployments_on(session, self._replica.id)
+            return make_plan(store.wanted(session), deployed, store.clock(session))
+
+    def _unload(self, plan: Plan) -> None:
+        with self._database.read() as session:
+            surplus = store.known_adapters(session, self._loaded - plan.keep)
+        if not surplus:
+            return
+        with self._database.write() as session:
+            store.unload_deployments(session, self._replica.id, surplus)
+        for name in sorted(surplus):
+            self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        try:
+            self._work.unload_adapter(self._url, name)
+        except AdapterNotLoaded:
+            log.info("adapter_was_gone", replica=self._url, adapter=name)
+        except EngineError as error:
+            log.warning("unload_failed", replica=self._url, adapter=name, error=error.message)
+            return
+        self._loaded.discard(name)
+
+    def _take(self, step: Step) -> bool:
+        """Load and check one version. False: the engine cannot be worked with now."""
+        version = step.version
+        with self._database.write() as session:
+            store.start_deployment(session, self._replica.id, version.id)
+        try:
+            if version.adapter_name not in self._loaded:
+                self._work.load_adapter(self._url, version.adapter_name, version.path)
+                self._loaded.add(version.adapter_name)
+            comparison = self._compare(step)
+        except (EngineUnreachable, EngineOverloaded) as error:
+            log.warning("deployment_postponed", replica=self._url, adapter=version.adapter_name, error=error.message)
+            return False
+        except EngineError as error:
+            if not self._probe.health(self._url):
+                return False  # it died under our hands: that says nothing about the version
+            self._fail(version, error.message, None)
+            return True
+        self._judge(version, comparison)
+        return True
+
+    def _compare(self, step: Step) -> Comparison | None:
+        """None: there is nothing to compare with."""
+        if step.reference is None or not step.probes or not step.version.probe or not step.reference.probe:
+            return None
+        return compare(
+            self._read(step.version.adapter_name, step.probes),
+            self._read(step.reference.adapter_name, step.probes),
+            [dict(position) for position in step.version.probe],
+            [dict(position) for position in step.reference.probe],
+        )
+
+    def _read(self, adapter: str, probes: Sequence[Sequence[int]]) -> list[Reading]:
+        if adapter not in self._readings:
+            self._readings[adapter] = [self._work.top_logprobs(self._url, adapter, prompt) for prompt in probes]
+        return self._readings[adapter]
+
+    def _judge(self, version: PolicyVersion, comparison: Comparison | None) -> None:
+        noise = list(self._replica.noise)
+        verdict = Verdict.UNCHECKED if comparison is None else judge(comparison, noise)
+        if comparison is not None and rejects(verdict, noise):
+            self._fail(version, _in_words(comparison), comparison)
+            return
+        if comparison is not None:
+            self._replica.noise = with_sample(noise, comparison, verdict)
+        with self._database.write() as session:
+            store.finish_deployment(
+                session,
+                self._replica.id,
+                version.id,
+                verdict=verdict,
+                score=comparison.score if comparison else None,
+                distance=comparison.distance if comparison else None,
+                noise=self._replica.noise,
+            )
+            if comparison is not None and verdict is Verdict.FAILED:
+                store.add_event(
+                    session,
+                    "canary_alarm",
+                    f"version {version.number} on {self._url}: {_in_words(comparison)}; served all the same, since the "
+                    f"noise of only {len(noise)} versions has been measured",
+                    policy_id=version.policy_id,
+                )
+            store.go_live(session, version.policy_id)
+        log.info("version_deployed", replica=self._url, adapter=version.adapter_name, verdict=verdict,
+                 score=comparison and comparison.score)  # fmt: skip
+
+    def _fail(self, version: PolicyVersion, error: str, comparison: Comparison | None) -> None:
+        log.error("deployment_failed", replica=self._url, adapter=version.adapter_name, error=error)
+        with self._database.write() as session:
+            store.fail_deployment(
+                session,
+                self._replica.id,
+                version,
+                error,
+                verdict=Verdict.FAILED if comparison else None,
+                score=comparison.score if comparison else None,
+                distance=comparison.distance if comparison else None,
+                backoff_s=BACKOFF_S,
+            )
+        self._readings.pop(version.adapter_name, None)
+        if version.adapter_name in self._loaded:
+            self._drop(version.adapter_name)
+
+
+def _in_words(comparison: Comparison) -> str:
+    return (
+        f"the canary's score is {comparison.score or 0.0:.2f} (1 = the version is served, 0 = the reference still is) "
+        f"at a distance of {comparison.distance:.3f} nats over {comparison.tokens} tokens"
+    )
