@@ -80,17 +80,13 @@ def take_replica(session: Session, replica_id: UUID, owner: str, ttl_s: float) -
 
 def release_replica(session: Session, replica_id: UUID, owner: str) -> None:
     session.execute(
-        update(Replica)
-        .where(Replica.id == replica_id, Replica.owner == owner)
-        .values(owner=None, owned_until=None)
+        update(Replica).where(Replica.id == replica_id, Replica.owner == owner).values(owner=None, owned_until=None)
     )
 
 
 def note_reachable(session: Session, replica_id: UUID, loaded: Collection[str]) -> None:
     """It answered, with these adapters loaded. What it lost (it was restarted) is no longer deployed there."""
-    session.execute(
-        update(Replica).where(Replica.id == replica_id).values(healthy=True, error=None, seen_at=db_now())
-    )
+    session.execute(update(Replica).where(Replica.id == replica_id).values(healthy=True, error=None, seen_at=db_now()))
     lost = session.execute(
         select(Deployment.id, PolicyVersion.adapter_name)
         .join(PolicyVersion, PolicyVersion.id == Deployment.version_id)
@@ -312,9 +308,7 @@ def add_event(
 
 def policies_to_promote(session: Session) -> list[UUID]:
     """Policies with a candidate that is verified on every healthy replica."""
-    candidates = (
-        select(PolicyVersion.policy_id).where(PolicyVersion.status == VersionStatus.CANDIDATE).distinct()
-    )
+    candidates = select(PolicyVersion.policy_id).where(PolicyVersion.status == VersionStatus.CANDIDATE).distinct()
     return [policy_id for policy_id in session.scalars(candidates) if next_live(session, policy_id) is not None]
 
 

@@ -1,0 +1,112 @@
+"""A database of each kind, and a policy with versions whose files a fake engine can load."""
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from sqlalchemy import select, update
+
+from app.db.models import Deployment, Policy, PolicyVersion
+from app.db.session import Database
+from app.policies.learning import LearningSettings
+from app.rollouts.states import VersionStatus
+from tests.integration.control.fake_engine import FakeEngine, logprobs, running_engine
+from tests.integration.control.processes import need_server
+
+PROBES = [[1, 2, 3], [4, 5]]
+POSTGRES = "postgresql://postgres@127.0.0.1:5432"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    """An empty database with the schema."""
+    if request.param == "sqlite":
+        opened = Database(f"sqlite:///{tmp_path / 'evergreen.db'}")
+        opened.upgrade()
+        yield opened
+        opened.close()
+        return
+    need_server("PostgreSQL", 5432)
+    name = f"evergreen_control_{uuid4().hex[:12]}"
+    with psycopg.connect(f"{POSTGRES}/postgres", autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name}")  # type: ignore[call-overload]  # a name of ours, not a literal
+        opened = Database(f"{POSTGRES}/{name}")
+        opened.upgrade()
+        yield opened
+        opened.close()
+        admin.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[call-overload]
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    with running_engine() as running:
+        yield running
+
+
+@pytest.fixture
+def second_engine() -> Iterator[FakeEngine]:
+    with running_engine() as running:
+        yield running
+
+
+class World:
+    """One policy, its versions, and shortcuts to what the database says of them."""
+
+    def __init__(self, database: Database, folder: Path):
+        self.database = database
+        self.folder = folder
+        with database.write() as session:
+            policy = Policy(name="default", base_model="/base", settings=LearningSettings().model_dump(mode="json"),
+                            probes=PROBES)  # fmt: skip
+            session.add(policy)
+            session.flush()
+            self.policy_id = policy.id
+        self.add_version(0)
+
+    def path(self, number: int) -> Path:
+        return self.folder / f"default-v{number}"
+
+    def add_version(self, number: int) -> UUID:
+        """As the learner does: files, then the row, with the probe's log-probs under the learner's own noise."""
+        random.seed(number)
+        self.path(number).mkdir()
+        shifts = {token: random.gauss(0, 0.3) for token in range(20)} if number else {}
+        (self.path(number) / "shift.json").write_text(json.dumps(shifts))
+        probe = [
+            [[token, value + random.gauss(0, 0.001)] for token, value in logprobs(self.path(number), prompt).items()]
+            for prompt in PROBES
+        ]
+        with self.database.write() as session:
+            row = PolicyVersion(
+                policy_id=self.policy_id, number=number, parent=number - 1 if number else None, sha256="0" * 64,
+                adapter_name=f"default-v{number}", path=str(self.path(number)), probe=probe,
+            )  # fmt: skip
+            session.add(row)
+            session.execute(update(Policy).where(Policy.id == self.policy_id).values(head=number))
+            session.flush()
+            return row.id
+
+    @property
+    def live(self) -> int | None:
+        with self.database.read() as session:
+            return session.scalars(select(Policy.live)).one()
+
+    def version(self, number: int) -> PolicyVersion:
+        with self.database.read() as session:
+            return session.scalars(select(PolicyVersion).where(PolicyVersion.number == number)).one()
+
+    def status(self, number: int) -> VersionStatus:
+        return VersionStatus(self.version(number).status)
+
+    def deployment(self, number: int) -> Deployment:
+        with self.database.read() as session:
+            return session.scalars(select(Deployment).join(PolicyVersion).where(PolicyVersion.number == number)).one()
+
+
+@pytest.fixture
+def world(database: Database, tmp_path: Path) -> World:
+    return World(database, tmp_path)

@@ -1,0 +1,104 @@
+"""A tiny engine over real HTTP for deployment tests: adapters are files that shift the log-probs of a fixed model.
+
+An adapter directory holds shift.json, {token: nats}. What the engine can do wrong is switched on per adapter name.
+"""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+TOKENS = 20
+
+
+def logprobs(adapter: str | Path, prompt: list[int]) -> dict[int, float]:
+    """What this model's top list says after `prompt` under the adapter in that directory (not normalised)."""
+    shifts = json.loads((Path(adapter) / "shift.json").read_text())
+    return {token: -1.0 - 0.1 * ((token + sum(prompt)) % TOKENS) + shifts.get(str(token), 0.0)
+            for token in range(TOKENS)}  # fmt: skip
+
+
+class FakeEngine:
+    def __init__(self) -> None:
+        self.adapters: dict[str, str] = {}
+        self.loads: list[str] = []
+        self.rejects: set[str] = set()
+        self.serves_instead: dict[str, str] = {}
+        """Adapter name -> directory that is really served under it: a swap that silently did not happen."""
+        self.silent = threading.Event()
+        """Set: accept connections and answer nothing until it is cleared."""
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def restart(self) -> None:
+        """As a process that came back: nothing is loaded."""
+        self.adapters.clear()
+        self.loads.clear()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if path == "/health":
+            return 200, {}
+        if path == "/v1/models":
+            base = {"id": "base", "root": "/base", "parent": None, "max_model_len": 64}
+            return 200, {"data": [base, *({"id": name, "root": root, "parent": "base"}
+                                          for name, root in self.adapters.items())]}  # fmt: skip
+        if path == "/v1/load_lora_adapter":
+            return self._load(body["lora_name"], body["lora_path"])
+        name = body["lora_name"] if path == "/v1/unload_lora_adapter" else body["model"]
+        if name not in self.adapters:
+            return 404, {"error": {"message": f"The model `{name}` does not exist.", "code": 404}}
+        if path == "/v1/unload_lora_adapter":
+            del self.adapters[name]
+            return 200, {}
+        top = logprobs(self.serves_instead.get(name, self.adapters[name]), body["prompt"])
+        return 200, {"choices": [{"logprobs": {"top_logprobs": [{f"token_id:{k}": v for k, v in top.items()}]}}]}
+
+    def _load(self, name: str, path: str) -> tuple[int, Any]:
+        self.loads.append(name)
+        if name in self.rejects:
+            return 500, {"error": {"message": "rank 64 is above max_lora_rank", "code": 500}}
+        self.adapters[name] = path
+        return 200, {}
+
+
+def _handler(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._reply({})
+
+        def do_POST(self) -> None:
+            self._reply(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+        def _reply(self, body: dict[str, Any]) -> None:
+            while engine.silent.is_set():
+                threading.Event().wait(0.05)
+            status, answer = engine.answer(self.path, body)
+            payload = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(payload)))
+            self.end_headers()
+            self.wfile.write(payload)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    return Handler
+
+
+@contextmanager
+def running_engine() -> Iterator[FakeEngine]:
+    engine = FakeEngine()
+    try:
+        yield engine
+    finally:
+        engine.silent.clear()
+        engine.stop()
