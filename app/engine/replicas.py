@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 from uuid import UUID
 
-from app.db.repositories.deployments import RouteRow, live_number, routes
+from app.db.repositories.replicas import RouteRow, live_number, routes
 from app.db.session import Database
 from app.errors import ApiError, NotFound, Unavailable
 

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from uuid import UUID
 
 from app.db.models import Replica
-from app.db.repositories import deployments as store
+from app.db.repositories import deployments, replicas
 from app.db.session import Database
 from app.engine.control_client import ControlClient
 from app.policies.reconcile import ReplicaPass
@@ -60,17 +60,17 @@ class Deployer:
 
     def _replicas(self) -> list[Replica]:
         with self._database.read() as session:
-            active = store.active_replicas(session)
+            active = replicas.active_replicas(session)
         if {replica.url for replica in active} == set(self._urls):
             return active
         with self._database.write() as session:
-            store.sync_replicas(session, self._urls)
+            replicas.sync_replicas(session, self._urls)
         with self._database.read() as session:
-            return store.active_replicas(session)
+            return replicas.active_replicas(session)
 
     def _promote(self) -> None:
         with self._database.read() as session:
-            ready = store.policies_to_promote(session)
+            ready = deployments.policies_to_promote(session)
         for policy_id in ready:
             with self._database.write() as session:
-                store.go_live(session, policy_id)
+                deployments.go_live(session, policy_id)

@@ -6,8 +6,10 @@ from time import monotonic
 import structlog
 
 from app.db.models import PolicyVersion, Replica
-from app.db.repositories import deployments as store
+from app.db.repositories import deployments, replicas
+from app.db.repositories.events import add_event
 from app.db.session import Database
+from app.db.types import clock
 from app.engine.control_client import ControlClient
 from app.engine.errors import AdapterNotLoaded, EngineError, EngineOverloaded, EngineUnreachable
 from app.policies.canary import Comparison, Reading, Verdict, compare, judge, rejects, with_sample
@@ -49,11 +51,11 @@ class ReplicaPass:
                 self._converge()
         finally:
             with self._database.write() as session:
-                store.release_replica(session, self._replica.id, self._owner)
+                replicas.release_replica(session, self._replica.id, self._owner)
 
     def _own(self) -> bool:
         with self._database.write() as session:
-            return store.take_replica(session, self._replica.id, self._owner, OWNED_S)
+            return replicas.take_replica(session, self._replica.id, self._owner, OWNED_S)
 
     def _look(self) -> bool:
         """Whether it answers; notes what it has loaded."""
@@ -62,11 +64,11 @@ class ReplicaPass:
         except EngineError as error:
             grace_s = 0.0 if isinstance(error, EngineUnreachable) else SILENCE_S
             with self._database.write() as session:
-                store.note_unreachable(session, self._replica.id, error.message, grace_s=grace_s)
+                replicas.note_unreachable(session, self._replica.id, error.message, grace_s=grace_s)
             return False
         self._loaded = {model.id for model in served if model.parent is not None}
         with self._database.write() as session:
-            store.note_reachable(session, self._replica.id, self._loaded)
+            replicas.note_reachable(session, self._replica.id, self._loaded)
         return True
 
     def _converge(self) -> None:
@@ -79,16 +81,16 @@ class ReplicaPass:
 
     def _plan(self) -> Plan:
         with self._database.read() as session:
-            deployed = store.deployments_on(session, self._replica.id)
-            return make_plan(store.wanted(session), deployed, store.clock(session))
+            deployed = deployments.deployments_on(session, self._replica.id)
+            return make_plan(deployments.wanted(session), deployed, clock(session))
 
     def _unload(self, plan: Plan) -> None:
         with self._database.read() as session:
-            surplus = store.known_adapters(session, self._loaded - plan.keep)
+            surplus = deployments.known_adapters(session, self._loaded - plan.keep)
         if not surplus:
             return
         with self._database.write() as session:
-            store.unload_deployments(session, self._replica.id, surplus)
+            deployments.unload_deployments(session, self._replica.id, surplus)
         for name in sorted(surplus):
             self._drop(name)
 
@@ -106,7 +108,7 @@ class ReplicaPass:
         """Load and check one version. False: the engine cannot be worked with now."""
         version = step.version
         with self._database.write() as session:
-            store.start_deployment(session, self._replica.id, version.id)
+            deployments.start_deployment(session, self._replica.id, version.id)
         try:
             if version.adapter_name not in self._loaded:
                 self._work.load_adapter(self._url, version.adapter_name, version.path)
@@ -148,7 +150,7 @@ class ReplicaPass:
         if comparison is not None:
             self._replica.noise = with_sample(noise, comparison, verdict)
         with self._database.write() as session:
-            store.finish_deployment(
+            deployments.finish_deployment(
                 session,
                 self._replica.id,
                 version.id,
@@ -158,21 +160,21 @@ class ReplicaPass:
                 noise=self._replica.noise,
             )
             if comparison is not None and verdict is Verdict.FAILED:
-                store.add_event(
+                add_event(
                     session,
                     "canary_alarm",
                     f"version {version.number} on {self._url}: {_in_words(comparison)}; served all the same, since the "
                     f"noise of only {len(noise)} versions has been measured",
                     policy_id=version.policy_id,
                 )
-            store.go_live(session, version.policy_id)
+            deployments.go_live(session, version.policy_id)
         log.info("version_deployed", replica=self._url, adapter=version.adapter_name, verdict=verdict,
                  score=comparison and comparison.score)  # fmt: skip
 
     def _fail(self, version: PolicyVersion, error: str, comparison: Comparison | None) -> None:
         log.error("deployment_failed", replica=self._url, adapter=version.adapter_name, error=error)
         with self._database.write() as session:
-            store.fail_deployment(
+            deployments.fail_deployment(
                 session,
                 self._replica.id,
                 version,
