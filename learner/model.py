@@ -1,0 +1,197 @@
+"""One frozen base model under two LoRA adapters: the policy, and the value model with its scalar head.
+
+States are computed at the positions that predict an action token, and nowhere else are logits or values: for N action
+tokens there are (N, vocabulary) logits, never (B, L, vocabulary).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from peft import PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from app.policies.dtype import Dtype
+from app.policies.learning import LearningSettings
+from learner.adapters import load_adapter, policy_lora_config, value_lora_config
+from learner.plan import BatchPlan, MicroBatch, PrefixGroup, plan_batch
+from learner.trajectory import Trajectory
+
+Role = Literal["base", "policy", "value"]
+Loss = Callable[[Tensor, MicroBatch], Tensor]
+"""((n, H) states, micro-batch) -> scalar, this micro-batch's share of the batch's loss."""
+
+
+class LearnerModel:
+    """Adapter weights and the value head are float32; the base has the engine's dtype.
+
+    With a bfloat16 base the adapters multiply in bfloat16 too, as they do in the engine: faster, and the learner's
+    log-probs differ less from the behaviour's. Their master copies and the optimisers stay float32.
+    """
+
+    def __init__(self, base_model: Path, dtype: Dtype, settings: LearningSettings, policy_adapter: Path) -> None:
+        """Loads the base and the policy adapter of a version; the value model starts from the base with V = 0.
+
+        Raises:
+            ValueError: the adapter does not fit the settings, or the model computes its logits in a way that this
+                class does not reproduce.
+        """
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        base = AutoModelForCausalLM.from_pretrained(base_model, dtype=getattr(torch, dtype), local_files_only=True)
+        base.requires_grad_(False).eval().to(self.device)
+        value_config = value_lora_config(settings, base)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
+            self.peft: PeftModel = get_peft_model(base, policy_lora_config(settings, base), adapter_name="policy")
+            self.peft.add_adapter("value", value_config)
+        load_adapter(self.peft, "policy", policy_adapter)
+        self._causal_lm: PreTrainedModel = base  # with the adapters' layers in place
+        self.value_head = nn.Linear(base.config.get_text_config().hidden_size, 1, device=self.device)
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
+        self.share_prefixes = all(type(layer) is DynamicLayer for layer in DynamicCache(config=base.config).layers)
+        if base.dtype != torch.float32:
+            for layer in self.peft.modules():
+                if isinstance(layer, LoraLayer):
+                    layer.cast_input_dtype_enabled = False  # autocast casts the weights instead of the activations
+        self._check_logits()
+
+    @property
+    def policy_parameters(self) -> dict[str, nn.Parameter]:
+        """Name -> trainable parameter of the policy."""
+        return self._adapter_parameters("policy")
+
+    @property
+    def value_parameters(self) -> dict[str, nn.Parameter]:
+        """Name -> trainable parameter of the value model, the head's included."""
+        head = {f"value_head.{name}": parameter for name, parameter in self.value_head.named_parameters()}
+        return self._adapter_parameters("value") | head
+
+    def plan(self, trajectories: list[Trajectory], tokens_per_micro_batch: int) -> BatchPlan:
+        return plan_batch(trajectories, tokens_per_micro_batch, share_prefixes=self.share_prefixes)
+
+    def read_states(self, role: Role, plan: BatchPlan) -> Tensor:
+        """(N, H) states that predict the batch's action tokens, in flat order, without gradient."""
+        states: Tensor | None = None
+        with torch.no_grad(), self._active(role):
+            for group in plan.groups:
+                prefix = _SharedPrefix(self, group)
+                for micro_batch in group.micro_batches:
+                    part = self._states(micro_batch, prefix)
+                    if states is None:
+                        states = part.new_empty(plan.token_count, part.shape[-1])
+                    states[micro_batch.index] = part
+        assert states is not None
+        return states
+
+    def accumulate_gradients(self, role: Role, plan: BatchPlan, loss: Loss) -> None:
+        """Adds the gradient of the batch's loss, the sum of `loss` over its micro-batches, to the parameters' `.grad`.
+
+        A shared prefix runs forward once, and backward once: with the gradients that its keys and values have
+        gathered from all micro-batches of its group.
+        """
+        with self._active(role):
+            for group in plan.groups:
+                prefix = _SharedPrefix(self, group)
+                for micro_batch in group.micro_batches:
+                    loss(self._states(micro_batch, prefix), micro_batch).backward()
+                prefix.backward()
+
+    def logprobs(self, states: Tensor, temperatures: Tensor) -> Tensor:
+        """(n, V) float32 log-probs, nats: log_softmax(logits / T), the distribution that the engine samples from.
+
+        states: (n, H) of the policy or the base. temperatures: (n,).
+        """
+        logits = self._causal_lm.get_output_embeddings()(states).float()
+        return torch.log_softmax(logits / temperatures.to(logits.device).unsqueeze(-1), dim=-1)
+
+    def values(self, states: Tensor) -> Tensor:
+        """(n,) float32 V(s_t): of the state before each action token, under the value model."""
+        return self.value_head(states.float()).squeeze(-1)
+
+    def decoder_forward(
+        self, token_ids: Tensor, attention_mask: Tensor | None, past: int, cache: Cache | None, use_cache: bool
+    ) -> Any:
+        """The decoder without its output layer, on tokens that come after `past` cached ones."""
+        positions = torch.arange(past, past + token_ids.shape[1], device=self.device).unsqueeze(0)
+        with torch.autocast(self.device.type, self._causal_lm.dtype, enabled=self._causal_lm.dtype != torch.float32):
+            return self._causal_lm.get_decoder()(
+                input_ids=token_ids.to(self.device),
+                attention_mask=None if attention_mask is None else attention_mask.to(self.device),
+                position_ids=positions,
+                cache=cache,
+                use_cache=use_cache,
+            )
+
+    def _states(self, micro_batch: MicroBatch, prefix: "_SharedPrefix") -> Tensor:
+        rows = micro_batch.token_ids.shape[0]
+        output = self.decoder_forward(
+            micro_batch.token_ids,
+            micro_batch.attention_mask,
+            prefix.length,
+            prefix.cache(rows),
+            use_cache=prefix.length > 0,
+        )
+        return output.last_hidden_state[micro_batch.rows.to(self.device), micro_batch.columns.to(self.device)]
+
+    @contextmanager
+    def _active(self, role: Role) -> Iterator[None]:
+        if role == "base":
+            with self.peft.disable_adapter():
+                yield
+        else:
+            self.peft.set_adapter(role)
+            yield
+
+    def _adapter_parameters(self, adapter: str) -> dict[str, nn.Parameter]:
+        return {name: p for name, p in self.peft.named_parameters() if f".{adapter}." in name}
+
+    def _check_logits(self) -> None:
+        """Some families scale or cap logits after the output layer; those would be trained on wrong log-probs."""
+        ids = torch.arange(1, 9, device=self.device).unsqueeze(0)
+        with torch.no_grad(), self._active("base"):
+            expected = self._causal_lm(input_ids=ids, use_cache=False).logits[0].float()
+            states = self.decoder_forward(ids, None, 0, None, use_cache=False).last_hidden_state[0]
+            actual = self.logprobs(states, torch.ones(len(states)))
+        difference = (actual - expected.log_softmax(-1)).abs().max().item()
+        if difference > 0.5:
+            raise ValueError(
+                f"{type(self._causal_lm).__name__} changes its logits after the output layer (log-probs differ by "
+                f"{difference:.2f} nats); such models are not supported for training"
+            )
+
+
+class _SharedPrefix:
+    """A prefix's keys and values, computed once: detached leaves that gather the gradients of every micro-batch."""
+
+    def __init__(self, model: LearnerModel, group: PrefixGroup) -> None:
+        self.length = group.prefix_ids.numel()
+        self._outputs: list[Tensor] = []
+        if self.length:
+            output = model.decoder_forward(
+                group.prefix_ids.unsqueeze(0), None, 0, DynamicCache(config=model.peft.config), use_cache=True
+            )
+            for layer in output.cache.layers:
+                self._outputs += [layer.keys, layer.values]
+        # what does not depend on a trained parameter (the first layer's under the value adapter) needs no gradient
+        self._leaves = [kv.detach().requires_grad_(kv.requires_grad) for kv in self._outputs]
+
+    def cache(self, rows: int) -> DynamicCache | None:
+        """A cache in which each of `rows` sequences begins with the prefix; None without a prefix."""
+        if not self._leaves:
+            return None
+        expanded = [leaf.expand(rows, -1, -1, -1) for leaf in self._leaves]
+        return DynamicCache(list(zip(expanded[::2], expanded[1::2], strict=True)))
+
+    def backward(self) -> None:
+        """One backward pass through the prefix, of all that its keys and values have gathered."""
+        gathered = [
+            (o, leaf.grad) for o, leaf in zip(self._outputs, self._leaves, strict=True) if leaf.grad is not None
+        ]
+        if gathered:
+            torch.autograd.backward([o for o, _ in gathered], [grad for _, grad in gathered])
