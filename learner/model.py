@@ -4,10 +4,11 @@ States are computed at the positions that predict an action token, and nowhere e
 tokens there are (N, vocabulary) logits, never (B, L, vocabulary).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
+from uuid import UUID
 
 import torch
 from peft import PeftModel, get_peft_model
@@ -18,7 +19,7 @@ from transformers.cache_utils import DynamicLayer
 
 from app.policies.dtype import Dtype
 from app.policies.learning import LearningSettings
-from learner.adapters import load_adapter, policy_lora_config, value_lora_config
+from learner.adapters import load_adapter, policy_lora_config, save_adapter, value_lora_config
 from learner.plan import BatchPlan, MicroBatch, PrefixGroup, plan_batch
 from learner.trajectory import Trajectory
 
@@ -72,7 +73,7 @@ class LearnerModel:
         head = {f"value_head.{name}": parameter for name, parameter in self.value_head.named_parameters()}
         return self._adapter_parameters("value") | head
 
-    def plan(self, trajectories: list[Trajectory], tokens_per_micro_batch: int) -> BatchPlan:
+    def plan(self, trajectories: Sequence[Trajectory], tokens_per_micro_batch: int) -> BatchPlan:
         return plan_batch(trajectories, tokens_per_micro_batch, share_prefixes=self.share_prefixes)
 
     def read_states(self, role: Role, plan: BatchPlan) -> Tensor:
@@ -113,6 +114,34 @@ class LearnerModel:
     def values(self, states: Tensor) -> Tensor:
         """(n,) float32 V(s_t): of the state before each action token, under the value model."""
         return self.value_head(states.float()).squeeze(-1)
+
+    def top_logprobs(self, role: Role, prompts: Sequence[Sequence[int]], k: int) -> list[list[tuple[int, float]]]:
+        """Per prompt (token ids), the k likeliest next tokens at T = 1: (token, log-prob in nats), best first."""
+        one = torch.ones(1)
+        next_tokens = [
+            Trajectory(
+                rollout_id=UUID(int=0),
+                segment=0,
+                token_ids=torch.tensor([*prompt, 0]),  # the token itself is never fed
+                action_positions=torch.tensor([len(prompt)]),
+                behaviour_logprobs=one,
+                rewards=one,
+                temperatures=one,
+                staleness=one,
+                interaction_index=one,
+                rollout_action_tokens=1,
+            )
+            for prompt in prompts
+        ]
+        plan = self.plan(next_tokens, max(len(prompt) for prompt in prompts))
+        with torch.no_grad():
+            top = self.logprobs(self.read_states(role, plan), plan.temperatures).topk(k)
+        rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        return [list(zip(tokens, logprobs, strict=True)) for tokens, logprobs in rows]
+
+    def export_policy(self, directory: Path) -> None:
+        """Writes the policy's adapter as a standard PEFT directory: factorised, float32, no modules_to_save."""
+        save_adapter(self.peft, "policy", directory)
 
     def decoder_forward(
         self, token_ids: Tensor, attention_mask: Tensor | None, past: int, cache: Cache | None, use_cache: bool

@@ -1,6 +1,8 @@
 """Tiny random models for the learner's tests."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 import torch
@@ -8,7 +10,20 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from app.policies.learning import LearningSettings
+from learner.model import LearnerModel
+from learner.prepare import write_version_zero
+
 VOCABULARY = 97
+SETTINGS = LearningSettings(lora_rank=4, value_rank=4)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +55,19 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")), eos_token="w2", pad_token="w2"
     ).save_pretrained(directory)
     return directory
+
+
+@pytest.fixture
+def fresh_model(tiny_model: Path, tmp_path: Path) -> LearnerModel:
+    """At version 0: the policy equals the base, V is 0."""
+    zero = write_version_zero("p", UUID(int=1), tiny_model, SETTINGS, tmp_path)
+    return LearnerModel(tiny_model, "float32", SETTINGS, Path(zero.path))
+
+
+@pytest.fixture
+def model(fresh_model: LearnerModel) -> LearnerModel:
+    """With B and the value head away from zero, so that every adapter matters."""
+    generator = torch.Generator().manual_seed(3)
+    for parameter in (fresh_model.policy_parameters | fresh_model.value_parameters).values():
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return fresh_model

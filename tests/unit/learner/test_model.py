@@ -1,6 +1,5 @@
 """States, log-probs, values and gradients of the one base under two adapters."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
 
@@ -11,33 +10,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GraniteConfig, GraniteForCausalLM
 
 from app.policies.learning import LearningSettings
-from learner.adapters import save_adapter
 from learner.model import LearnerModel, Role
 from learner.plan import MicroBatch, plan_batch
 from learner.prepare import write_version_zero
 from learner.trajectory import Trajectory
 from tests.unit.learner.batches import two_prefix_batch
-
-SETTINGS = LearningSettings(lora_rank=4, value_rank=4)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def model(tiny_model: Path, tmp_path: Path) -> LearnerModel:
-    """With B and the value head away from zero, so that every adapter matters."""
-    zero = write_version_zero("p", UUID(int=1), tiny_model, SETTINGS, tmp_path)
-    model = LearnerModel(tiny_model, "float32", SETTINGS, Path(zero.path))
-    generator = torch.Generator().manual_seed(3)
-    for parameter in (model.policy_parameters | model.value_parameters).values():
-        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
-    return model
+from tests.unit.learner.conftest import SETTINGS
 
 
 def plain_logprobs(directory: Path, adapter: Path | None, trajectory: Trajectory) -> Tensor:
@@ -57,7 +35,7 @@ def test_logprobs_are_those_of_plain_peft(model: LearnerModel, tiny_model: Path,
     plan = model.plan(batch, budget)
     adapter = tmp_path / "adapter"
     adapter.mkdir()
-    save_adapter(model.peft, "policy", adapter)
+    model.export_policy(adapter)
     for role, saved in (("policy", adapter), ("base", None)):
         logprobs = model.logprobs(model.read_states(role, plan), plan.temperatures)
         assert logprobs.shape == (plan.token_count, 97)
@@ -137,6 +115,16 @@ def test_the_value_model_trains_no_attention_weight_and_the_policy_not_the_head(
     assert not value.keys() & policy.keys()
     trained = {id(p) for p in (value | policy).values()}
     assert all(id(p) in trained for p in model.peft.parameters() if p.requires_grad)
+
+
+def test_top_logprobs_are_those_of_the_next_token(model: LearnerModel, tiny_model: Path) -> None:
+    prompts = [[*range(3, 50), 7], [*range(3, 50), 9, 11], [5, 6]]
+    plain = AutoModelForCausalLM.from_pretrained(tiny_model)
+    for prompt, top in zip(prompts, model.top_logprobs("base", prompts, 20), strict=True):
+        expected = plain(torch.tensor([prompt])).logits[0, -1].log_softmax(-1).topk(20)
+        assert [token for token, _ in top] == expected.indices.tolist()
+        assert [logprob for _, logprob in top] == pytest.approx(expected.values.tolist(), abs=2e-5)
+    assert model.top_logprobs("policy", prompts, 20) != model.top_logprobs("base", prompts, 20)
 
 
 def test_an_adapter_of_another_rank_is_refused(tiny_model: Path, tmp_path: Path) -> None:

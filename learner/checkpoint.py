@@ -1,0 +1,117 @@
+"""The learner's state after one update: policy, value model, both optimisers and the RNG, all of the same update."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import torch
+from peft import get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.optim import Optimizer
+
+from learner.model import LearnerModel
+from learner.optimisers import Optimisers
+
+POLICY = "policy.safetensors"
+VALUE = "value.safetensors"
+TRAINING = "training.pt"
+STATE = "state.json"
+
+
+class CheckpointMismatch(RuntimeError):
+    """The parts of a checkpoint do not belong together, or not to this model."""
+
+
+def save_checkpoint(
+    directory: Path, model: LearnerModel, optimisers: Optimisers, *, update_id: UUID, updates_done: int
+) -> None:
+    """Writes the state after `update_id` into `directory`; `updates_done` counts it. Every file names the update."""
+    metadata = {"update_id": str(update_id)}
+    save_file(_adapter(model, "policy"), directory / POLICY, metadata)
+    head = {f"value_head.{name}": tensor.contiguous() for name, tensor in model.value_head.state_dict().items()}
+    save_file(_adapter(model, "value") | head, directory / VALUE, metadata)
+    torch.save(
+        {
+            **metadata,
+            "policy_optimiser": optimisers.policy.state_dict(),
+            "value_optimiser": optimisers.value.state_dict(),
+            "rng": torch.get_rng_state(),
+        },
+        directory / TRAINING,
+    )
+    (directory / STATE).write_text(json.dumps({**metadata, "updates_done": updates_done}, indent=2))
+
+
+def load_checkpoint(directory: Path, model: LearnerModel, optimisers: Optimisers, *, update_id: UUID) -> int:
+    """Restores the state after `update_id` into a model and optimisers of the same settings; returns `updates_done`.
+
+    Learning rates and betas stay those of `optimisers`: a policy's settings may have changed since.
+
+    Raises:
+        CheckpointMismatch: a file is missing, belongs to another update, or does not fit the model. Nothing has been
+            changed then.
+    """
+    absent = [name for name in (POLICY, VALUE, TRAINING, STATE) if not (directory / name).is_file()]
+    if absent:
+        raise CheckpointMismatch(f"{directory} is no complete checkpoint: {', '.join(absent)} missing")
+    state = json.loads((directory / STATE).read_text())
+    training = torch.load(directory / TRAINING, weights_only=True)
+    policy, policy_id = _read(directory / POLICY)
+    value, value_id = _read(directory / VALUE)
+    ids = {STATE: state["update_id"], TRAINING: training["update_id"], POLICY: policy_id, VALUE: value_id}
+    if set(ids.values()) != {str(update_id)}:
+        raise CheckpointMismatch(f"{directory} should hold update {update_id} throughout, but holds {ids}")
+    head = {name.removeprefix("value_head."): value.pop(name) for name in list(value) if name.startswith("value_head.")}
+    _check_fit(directory / POLICY, policy, _adapter(model, "policy"))
+    _check_fit(directory / VALUE, value, _adapter(model, "value"))
+    _check_fit(directory / VALUE, head, model.value_head.state_dict())
+    for optimiser, name in ((optimisers.policy, "policy_optimiser"), (optimisers.value, "value_optimiser")):
+        if _names(training[name]) != _names(optimiser.state_dict()):
+            raise CheckpointMismatch(f"{directory / TRAINING}: the {name} is of other parameters")
+
+    set_peft_model_state_dict(model.peft, policy, adapter_name="policy")
+    set_peft_model_state_dict(model.peft, value, adapter_name="value")
+    model.value_head.load_state_dict(head)
+    _load_moments(optimisers.policy, training["policy_optimiser"])
+    _load_moments(optimisers.value, training["value_optimiser"])
+    torch.set_rng_state(training["rng"])
+    updates_done: int = state["updates_done"]
+    return updates_done
+
+
+def keep_newest(checkpoints: Path, current: Path, count: int = 3) -> list[Path]:
+    """Deletes all but the newest `count` checkpoints, `current` always among them; returns the deleted ones."""
+    complete = [p for p in checkpoints.iterdir() if (p / STATE).is_file() and p.resolve() != current.resolve()]
+    complete.sort(key=lambda p: (p / STATE).stat().st_mtime_ns, reverse=True)
+    deleted = complete[count - 1 :]
+    for path in deleted:
+        shutil.rmtree(path)
+    return deleted
+
+
+def _adapter(model: LearnerModel, adapter: str) -> dict[str, Tensor]:
+    weights = get_peft_model_state_dict(model.peft, adapter_name=adapter, save_embedding_layers=False)
+    return {name: weight.contiguous() for name, weight in weights.items()}
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], str | None]:
+    with safe_open(path, framework="pt") as file:
+        names = file.keys()
+        return {name: file.get_tensor(name) for name in names}, (file.metadata() or {}).get("update_id")
+
+
+def _check_fit(path: Path, saved: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    if {n: t.shape for n, t in saved.items()} != {n: t.shape for n, t in expected.items()}:
+        raise CheckpointMismatch(f"{path} is of another model, or of other settings (rank)")
+
+
+def _names(state: dict[str, Any]) -> list[list[str]]:
+    return [group["param_names"] for group in state["param_groups"]]
+
+
+def _load_moments(optimiser: Optimizer, saved: dict[str, Any]) -> None:
+    optimiser.load_state_dict({"state": saved["state"], "param_groups": optimiser.state_dict()["param_groups"]})

@@ -1,0 +1,254 @@
+"""One update: the critic adapts first, then the policy (arXiv 2607.07508).
+
+K full-batch critic steps -> V read again -> advantages -> `policy_steps` full-batch policy steps, each with the ratios
+to the behaviour log-probs as the policy stands then, so that DIS rejects what has moved too far. Every loss is a mean
+over the action tokens of the whole batch, whatever the micro-batches.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from uuid import UUID
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from app.policies.learning import LearningSettings
+from learner.health import CriticStep, PolicyReading, health_figures
+from learner.model import LearnerModel
+from learner.optimisers import Optimisers
+from learner.plan import BatchPlan, MicroBatch
+from learner.sao.advantages import gae, policy_lambda, whiten
+from learner.sao.anchor import forward_kl
+from learner.sao.health import entropy
+from learner.sao.objective import dis_accepted, policy_loss
+from learner.sao.value import lambda_returns, value_loss
+from learner.trajectory import Trajectory
+
+
+class TrainingDiverged(RuntimeError):
+    """A loss or gradient is not finite. That step was not taken, but steps of the same update before it were: the
+    model must be loaded again from its checkpoint."""
+
+
+@dataclass(frozen=True)
+class RolloutSummary:
+    """What the update did with one rollout, over its action tokens in all segments."""
+
+    action_tokens: int
+    advantage_mean: float
+    advantage_std: float
+    masked_share: float
+    """Share of its action tokens that DIS rejected, mean over the policy steps."""
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    health: dict[str, object]
+    seconds: dict[str, float]
+    """Wall seconds per phase."""
+    summaries: dict[UUID, RolloutSummary]
+    policy_changed: bool
+    """False in a critic warm-up: there is no new policy version then."""
+
+
+def run_update(
+    model: LearnerModel,
+    optimisers: Optimisers,
+    trajectories: Sequence[Trajectory],
+    settings: LearningSettings,
+    updates_done: int,
+) -> UpdateResult:
+    """Trains critic and policy on one batch, in place. `updates_done` counts the policy's earlier updates.
+
+    Raises:
+        TrainingDiverged: a loss or gradient is not finite.
+        ValueError: there are no trajectories.
+    """
+    warming_up = updates_done < settings.critic_warmup_updates
+    seconds: dict[str, float] = {}
+    plan = model.plan(trajectories, settings.tokens_per_micro_batch)
+    with _timed(seconds, "critic"):
+        critic = [
+            _critic_step(model, optimisers.value, plan, trajectories, settings) for _ in range(settings.critic_steps)
+        ]
+        values = _read_values(model, plan)
+    advantages = _advantages(trajectories, values, settings)
+    base_states = None
+    if settings.anchor_coefficient > 0:
+        with _timed(seconds, "anchor"):
+            base_states = model.read_states("base", plan)
+    with _timed(seconds, "policy"):
+        if warming_up:
+            policy = [_PolicyPass(model, plan, base_states).read()]
+        else:
+            behaviour = torch.cat([t.behaviour_logprobs for t in trajectories])
+            policy = [
+                _policy_step(model, optimisers.policy, plan, base_states, behaviour, advantages, settings)
+                for _ in range(settings.policy_steps)
+            ]
+    return UpdateResult(
+        health=health_figures(trajectories, critic, values, advantages, policy, settings.dis_band),
+        seconds=seconds,
+        summaries=_summaries(trajectories, advantages, policy, settings.dis_band),
+        policy_changed=not warming_up,
+    )
+
+
+def _critic_step(
+    model: LearnerModel,
+    optimiser: Optimizer,
+    plan: BatchPlan,
+    trajectories: Sequence[Trajectory],
+    settings: LearningSettings,
+) -> CriticStep:
+    # with lambda = 1 the targets are sums of rewards, free of V: no need to read it first
+    current = _read_values(model, plan) if settings.critic_lambda < 1 else torch.zeros(plan.token_count)
+    targets = torch.cat(
+        [
+            lambda_returns(t.rewards, v, settings.gamma, settings.critic_lambda)
+            for t, v in zip(trajectories, _split(current, trajectories), strict=True)
+        ]
+    )
+    values = torch.empty(plan.token_count)
+
+    def loss(states: Tensor, micro_batch: MicroBatch) -> Tensor:
+        predicted = model.values(states)
+        values[micro_batch.index] = predicted.detach().cpu()
+        return value_loss(predicted, targets[micro_batch.index].to(predicted.device), plan.token_count)
+
+    optimiser.zero_grad()
+    model.accumulate_gradients("value", plan, loss)
+    grad_norm = _step(optimiser, model.value_parameters, settings.value_grad_clip, "critic")
+    return CriticStep(values, targets, grad_norm)
+
+
+def _policy_step(
+    model: LearnerModel,
+    optimiser: Optimizer,
+    plan: BatchPlan,
+    base_states: Tensor | None,
+    behaviour: Tensor,
+    advantages: Tensor,
+    settings: LearningSettings,
+) -> PolicyReading:
+    policy_pass = _PolicyPass(model, plan, base_states)
+
+    def loss(states: Tensor, micro_batch: MicroBatch) -> Tensor:
+        taken, anchor = policy_pass.logprobs(states, micro_batch)
+        objective = policy_loss(
+            taken,
+            behaviour[micro_batch.index].to(taken.device),
+            advantages[micro_batch.index].to(taken.device),
+            settings.dis_band,
+            plan.token_count,
+        )
+        if anchor is None:
+            return objective
+        return objective + settings.anchor_coefficient * anchor.sum() / plan.token_count
+
+    optimiser.zero_grad()
+    model.accumulate_gradients("policy", plan, loss)
+    grad_norm = _step(optimiser, model.policy_parameters, settings.policy_grad_clip, "policy")
+    return policy_pass.reading(grad_norm)
+
+
+class _PolicyPass:
+    """One pass over the batch with the policy as it stands, keeping what the health figures need."""
+
+    def __init__(self, model: LearnerModel, plan: BatchPlan, base_states: Tensor | None) -> None:
+        self._model = model
+        self._plan = plan
+        self._base_states = base_states
+        self._taken = torch.empty(plan.token_count)
+        self._entropy = torch.empty(plan.token_count)
+        self._base_kl = torch.empty(plan.token_count if base_states is not None else 0)
+
+    def logprobs(self, states: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Tensor | None]:
+        """(n,) log pi of the micro-batch's action tokens, and (n,) KL(base || pi) if there is an anchor."""
+        index = micro_batch.index
+        temperatures = self._plan.temperatures[index]
+        logprobs = self._model.logprobs(states, temperatures)
+        taken = logprobs.gather(1, self._plan.action_ids[index].to(logprobs.device).unsqueeze(1)).squeeze(1)
+        self._taken[index] = taken.detach().cpu()
+        self._entropy[index] = entropy(logprobs).cpu()
+        if self._base_states is None:
+            return taken, None
+        with torch.no_grad():  # the output layer has no adapter, so the base's distributions come from its states
+            base_logprobs = self._model.logprobs(self._base_states[index.to(states.device)], temperatures)
+        anchor = forward_kl(base_logprobs, logprobs)
+        self._base_kl[index] = anchor.detach().cpu()
+        return taken, anchor
+
+    def reading(self, grad_norm: float | None) -> PolicyReading:
+        return PolicyReading(self._taken, self._entropy, self._base_kl, grad_norm)
+
+    def read(self) -> PolicyReading:
+        """The whole batch without a step."""
+        states = self._model.read_states("policy", self._plan)
+        with torch.no_grad():
+            for group in self._plan.groups:
+                for micro_batch in group.micro_batches:
+                    self.logprobs(states[micro_batch.index.to(states.device)], micro_batch)
+        return self.reading(None)
+
+
+def _step(optimiser: Optimizer, parameters: Mapping[str, nn.Parameter], clip: float, what: str) -> float:
+    """Clips and steps; returns the gradient's norm before clipping."""
+    norm = nn.utils.clip_grad_norm_(parameters.values(), clip).item()
+    if norm != norm or norm == float("inf"):
+        raise TrainingDiverged(f"the {what}'s gradient is not finite (norm {norm}); the step was not taken")
+    optimiser.step()
+    return norm
+
+
+def _read_values(model: LearnerModel, plan: BatchPlan) -> Tensor:
+    """(N,) V(s_t), on the CPU."""
+    with torch.no_grad():
+        return model.values(model.read_states("value", plan)).cpu()
+
+
+def _advantages(trajectories: Sequence[Trajectory], values: Tensor, settings: LearningSettings) -> Tensor:
+    """(N,): GAE per trajectory, with lambda by the length of its rollout; whitened over the batch if so set."""
+    advantages = torch.cat(
+        [
+            gae(t.rewards, v, settings.gamma, policy_lambda(t.rollout_action_tokens, settings.alpha))
+            for t, v in zip(trajectories, _split(values, trajectories), strict=True)
+        ]
+    )
+    return whiten(advantages, settings.whiten_floor) if settings.whiten_advantages else advantages
+
+
+def _summaries(
+    trajectories: Sequence[Trajectory], advantages: Tensor, policy: Sequence[PolicyReading], band: tuple[float, float]
+) -> dict[UUID, RolloutSummary]:
+    behaviour = torch.cat([t.behaviour_logprobs for t in trajectories])
+    rejected = torch.stack([~dis_accepted(reading.logprobs - behaviour, band) for reading in policy]).float().mean(0)
+    of_rollout: dict[UUID, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+    parts = zip(trajectories, _split(advantages, trajectories), _split(rejected, trajectories), strict=True)
+    for trajectory, advantage, share in parts:
+        of_rollout[trajectory.rollout_id].append((advantage, share))
+    summaries = {}
+    for rollout_id, segments in of_rollout.items():
+        advantage, share = (torch.cat(part).double() for part in zip(*segments, strict=True))
+        summaries[rollout_id] = RolloutSummary(
+            action_tokens=advantage.numel(),
+            advantage_mean=advantage.mean().item(),
+            advantage_std=advantage.std(correction=0).item(),
+            masked_share=share.mean().item(),
+        )
+    return summaries
+
+
+def _split(flat: Tensor, trajectories: Sequence[Trajectory]) -> tuple[Tensor, ...]:
+    return flat.split([t.action_positions.numel() for t in trajectories])
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds[phase] = time.perf_counter() - start

@@ -1,0 +1,110 @@
+"""A checkpoint restores everything, of one update, or refuses."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+import torch
+from torch import Tensor
+
+from app.policies.learning import LearningSettings
+from learner.checkpoint import CheckpointMismatch, keep_newest, load_checkpoint, save_checkpoint
+from learner.model import LearnerModel
+from learner.optimisers import Optimisers, build_optimisers
+from learner.prepare import write_version_zero
+from learner.step import run_update
+from tests.unit.learner.batches import two_prefix_batch
+from tests.unit.learner.conftest import SETTINGS
+
+FIRST, SECOND = UUID(int=11), UUID(int=12)
+
+
+def weights(model: LearnerModel) -> dict[str, Tensor]:
+    return {n: p.detach().clone() for n, p in (model.policy_parameters | model.value_parameters).items()}
+
+
+def reloaded(
+    tiny_model: Path, tmp_path: Path, settings: LearningSettings = SETTINGS
+) -> tuple[LearnerModel, Optimisers]:
+    zero = write_version_zero("p", UUID(int=settings.lora_rank), tiny_model, settings, tmp_path)
+    model = LearnerModel(tiny_model, "float32", settings, Path(zero.path))
+    return model, build_optimisers(model, settings)
+
+
+@pytest.fixture
+def trained(fresh_model: LearnerModel, tmp_path: Path) -> tuple[LearnerModel, Optimisers, Path]:
+    optimisers = build_optimisers(fresh_model, SETTINGS)
+    run_update(fresh_model, optimisers, two_prefix_batch(), SETTINGS, updates_done=5)
+    directory = tmp_path / "first"
+    directory.mkdir()
+    save_checkpoint(directory, fresh_model, optimisers, update_id=FIRST, updates_done=6)
+    return fresh_model, optimisers, directory
+
+
+def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(
+    trained: tuple[LearnerModel, Optimisers, Path], tiny_model: Path, tmp_path: Path
+) -> None:
+    model, optimisers, directory = trained
+    rng = torch.get_rng_state()
+    torch.manual_seed(99)
+    other, other_optimisers = reloaded(tiny_model, tmp_path)
+    assert load_checkpoint(directory, other, other_optimisers, update_id=FIRST) == 6
+    assert torch.equal(torch.get_rng_state(), rng)
+    for name, weight in weights(other).items():
+        assert torch.equal(weight, weights(model)[name]), name
+    run_update(model, optimisers, two_prefix_batch(1), SETTINGS, updates_done=6)
+    run_update(other, other_optimisers, two_prefix_batch(1), SETTINGS, updates_done=6)
+    for name, weight in weights(other).items():
+        assert torch.equal(weight, weights(model)[name]), name
+
+
+def test_changed_learning_rates_survive_the_load(
+    trained: tuple[LearnerModel, Optimisers, Path], tiny_model: Path, tmp_path: Path
+) -> None:
+    other, optimisers = reloaded(tiny_model, tmp_path, SETTINGS.model_copy(update={"policy_lr": 1e-3}))
+    load_checkpoint(trained[2], other, optimisers, update_id=FIRST)
+    assert optimisers.policy.param_groups[0]["lr"] == 1e-3
+    assert len(optimisers.policy.state) == len(other.policy_parameters)
+
+
+@pytest.mark.parametrize("part", ["policy.safetensors", "value.safetensors", "training.pt", "state.json"])
+@pytest.mark.parametrize("fault", ["of another update", "missing"])
+def test_mixed_or_incomplete_checkpoints_are_refused(
+    trained: tuple[LearnerModel, Optimisers, Path], tiny_model: Path, tmp_path: Path, part: str, fault: str
+) -> None:
+    model, optimisers, directory = trained
+    second = tmp_path / "second"
+    second.mkdir()
+    run_update(model, optimisers, two_prefix_batch(1), SETTINGS, updates_done=6)
+    save_checkpoint(second, model, optimisers, update_id=SECOND, updates_done=7)
+    if fault == "missing":
+        (directory / part).unlink()
+    else:
+        shutil.copy(second / part, directory / part)
+    other, other_optimisers = reloaded(tiny_model, tmp_path)
+    before = weights(other)
+    with pytest.raises(CheckpointMismatch, match="missing" if fault == "missing" else "throughout"):
+        load_checkpoint(directory, other, other_optimisers, update_id=FIRST)
+    assert all(torch.equal(weight, before[name]) for name, weight in weights(other).items())
+
+
+def test_a_checkpoint_of_other_settings_is_refused(
+    trained: tuple[LearnerModel, Optimisers, Path], tiny_model: Path, tmp_path: Path
+) -> None:
+    other, optimisers = reloaded(tiny_model, tmp_path, LearningSettings(lora_rank=8, value_rank=4))
+    with pytest.raises(CheckpointMismatch, match="other settings"):
+        load_checkpoint(trained[2], other, optimisers, update_id=FIRST)
+
+
+def test_the_newest_three_are_kept(tmp_path: Path) -> None:
+    for number in range(5):
+        directory = tmp_path / f"c{number}"
+        directory.mkdir()
+        (directory / "state.json").write_text(json.dumps({"updates_done": number}))
+        os.utime(directory / "state.json", (1_000 + number, 1_000 + number))
+    (tmp_path / ".tmp-being-written").mkdir()
+    assert {p.name for p in keep_newest(tmp_path, tmp_path / "c1")} == {"c0", "c2"}
+    assert {p.name for p in tmp_path.iterdir()} == {"c1", "c3", "c4", ".tmp-being-written"}

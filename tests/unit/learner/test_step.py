@@ -1,0 +1,220 @@
+"""One update: what trains when, and that it is the documented loss that trains."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from app.policies.learning import LearningSettings
+from learner.model import LearnerModel
+from learner.optimisers import build_optimisers
+from learner.step import TrainingDiverged, UpdateResult, run_update
+from learner.trajectory import Trajectory
+from tests.unit.learner.batches import two_prefix_batch
+from tests.unit.learner.conftest import SETTINGS
+
+
+def settings(**changes: Any) -> LearningSettings:
+    return LearningSettings(**{"lora_rank": 4, "value_rank": 4, **changes})
+
+
+def update(model: LearnerModel, batch: list[Trajectory], chosen: LearningSettings, done: int = 10) -> UpdateResult:
+    return run_update(model, build_optimisers(model, chosen), batch, chosen, done)
+
+
+def snapshot(parameters: dict[str, Any]) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in parameters.items()}
+
+
+def changed(parameters: dict[str, Any], before: dict[str, Tensor]) -> set[str]:
+    return {name for name, p in parameters.items() if not torch.equal(p, before[name])}
+
+
+def test_a_warm_up_trains_the_critic_alone(model: LearnerModel) -> None:
+    policy, value = snapshot(model.policy_parameters), snapshot(model.value_parameters)
+    result = update(model, two_prefix_batch(), SETTINGS, done=SETTINGS.critic_warmup_updates - 1)
+    assert not result.policy_changed
+    assert result.health["policy_grad_norms"] == []
+    assert changed(model.policy_parameters, policy) == set()
+    assert changed(model.value_parameters, value) == value.keys()
+    assert update(model, two_prefix_batch(), SETTINGS, done=SETTINGS.critic_warmup_updates).policy_changed
+
+
+def test_an_update_changes_adapters_and_head_and_nothing_else(model: LearnerModel) -> None:
+    everything = dict(model.peft.named_parameters()) | {
+        f"value_head.{n}": p for n, p in model.value_head.named_parameters()
+    }
+    before = snapshot(everything)
+    update(model, two_prefix_batch(), SETTINGS)
+    assert changed(everything, before) == model.policy_parameters.keys() | model.value_parameters.keys()
+
+
+def test_the_critic_learns(fresh_model: LearnerModel) -> None:
+    chosen = settings(critic_steps=40, value_lr=3e-3)
+    health = update(fresh_model, two_prefix_batch(), chosen, done=0).health
+    assert health["ev_before"] == pytest.approx(0.0, abs=1e-6)  # V = 0 everywhere
+    assert health["ev_after"] > 0.9  # type: ignore[operator]
+    assert len(health["value_grad_norms"]) == 40  # type: ignore[arg-type]
+
+
+def test_tied_rewards_have_no_ev_and_still_teach(model: LearnerModel) -> None:
+    batch = [replace(t, rewards=torch.zeros_like(t.rewards)) for t in two_prefix_batch()]
+    before = snapshot(model.value_parameters)
+    health = update(model, batch, settings(), done=0).health
+    assert health["ev_before"] is None
+    assert health["ev_after"] is None
+    assert changed(model.value_parameters, before) == before.keys()
+
+
+def reference_advantages(batch: list[Trajectory], values: Tensor, chosen: LearningSettings) -> list[list[float]]:
+    """Token by token: A_t = sum_k (gamma lambda)^k delta_(t+k)."""
+    result, start = [], 0
+    for trajectory in batch:
+        count = trajectory.action_positions.numel()
+        v = [*values[start : start + count].tolist(), 0.0]
+        lam = 1 - 1 / (chosen.alpha * trajectory.rollout_action_tokens)
+        deltas = [float(trajectory.rewards[t]) + chosen.gamma * v[t + 1] - v[t] for t in range(count)]
+        result.append([sum((chosen.gamma * lam) ** k * deltas[t + k] for k in range(count - t)) for t in range(count)])
+        start += count
+    return result
+
+
+@pytest.mark.parametrize("whiten", [False, True])
+def test_the_policy_step_is_the_documented_gradient(
+    model: LearnerModel, tiny_model: Path, tmp_path: Path, whiten: bool
+) -> None:
+    """Against plain transformers and peft, one unpadded sequence at a time, one AdamW step."""
+    chosen = settings(policy_steps=1, gamma=0.9, whiten_advantages=whiten, anchor_coefficient=0.1)
+    start = tmp_path / "start"
+    start.mkdir()
+    model.export_policy(start)
+    before = snapshot(model.policy_parameters)
+    plan = model.plan(two_prefix_batch(), 4096)
+    now = model.logprobs(model.read_states("policy", plan), plan.temperatures)
+    taken = now.gather(1, plan.action_ids[:, None]).squeeze(1).detach()
+    shift = torch.linspace(-2.5, 2.5, plan.token_count)  # ratios on both sides of the band
+    batch, first = [], 0
+    for trajectory in two_prefix_batch():
+        last = first + trajectory.action_positions.numel()
+        batch.append(replace(trajectory, behaviour_logprobs=(taken - shift)[first:last]))
+        first = last
+
+    result = update(model, batch, chosen)
+    with torch.no_grad():
+        values = model.values(model.read_states("value", plan))
+    advantages = torch.tensor([a for row in reference_advantages(batch, values, chosen) for a in row])
+    if whiten:
+        advantages = (advantages - advantages.mean()) / advantages.std(correction=0).clamp(min=chosen.whiten_floor)
+
+    base = AutoModelForCausalLM.from_pretrained(tiny_model)
+    plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), str(start), is_trainable=True)
+    loss, place = torch.zeros(()), 0
+    for trajectory in batch:
+        ids = trajectory.token_ids.unsqueeze(0)
+        logits, base_logits = plain(ids).logits[0], base(ids).logits[0].detach()
+        for t, position in enumerate(trajectory.action_positions.tolist()):
+            pi = (logits[position - 1] / trajectory.temperatures[t]).log_softmax(-1)
+            anchor = (base_logits[position - 1] / trajectory.temperatures[t]).log_softmax(-1)
+            logprob = pi[trajectory.token_ids[position]]
+            ratio = (logprob.detach() - trajectory.behaviour_logprobs[t]).exp()
+            if 0.2 < ratio < 4.0:
+                loss = loss - ratio * advantages[place] * logprob
+            loss = loss + 0.1 * (anchor.exp() * (anchor - pi)).sum()
+            place += 1
+    trained = [p for p in plain.parameters() if p.requires_grad]
+    (loss / place).backward()
+    norm = torch.nn.utils.clip_grad_norm_(trained, 1.0).item()
+    torch.optim.AdamW(trained, lr=chosen.policy_lr, weight_decay=0.0).step()
+
+    assert result.health["policy_grad_norms"] == [pytest.approx(norm, rel=1e-4)]
+    low, high = (shift <= math.log(0.2)).double().mean(), (shift >= math.log(4.0)).double().mean()
+    assert low > 0
+    assert high > 0
+    assert result.health["masked_low"] == [pytest.approx(low.item(), abs=1e-3)]
+    assert result.health["masked_high"] == [pytest.approx(high.item(), abs=1e-3)]
+    expected = {n.replace(".default.", ".policy."): p.detach() for n, p in plain.named_parameters() if "lora" in n}
+    moved = torch.cat([(p.detach() - before[n]).flatten() for n, p in model.policy_parameters.items()])
+    wanted = torch.cat([(expected[n] - before[n]).flatten() for n in model.policy_parameters])
+    assert (moved - wanted).norm() < 1e-2 * wanted.norm()  # AdamW divides by |g|: entries near 0 are noisy
+
+
+def test_what_dis_rejects_does_not_train(model: LearnerModel) -> None:
+    batch = [replace(t, behaviour_logprobs=torch.full_like(t.behaviour_logprobs, -40.0)) for t in two_prefix_batch()]
+    before = snapshot(model.policy_parameters)
+    result = update(model, batch, settings(anchor_coefficient=0.0))
+    assert changed(model.policy_parameters, before) == set()
+    assert result.health["masked_high"] == [1.0, 1.0, 1.0]
+    assert all(summary.masked_share == 1.0 for summary in result.summaries.values())
+
+
+def test_ratios_are_recomputed_before_every_policy_step(fresh_model: LearnerModel) -> None:
+    """With the behaviour's own log-probs nothing is masked at first; large steps then leave the band."""
+    plan = fresh_model.plan(two_prefix_batch(), 4096)
+    now = fresh_model.logprobs(fresh_model.read_states("policy", plan), plan.temperatures)
+    taken = now.gather(1, plan.action_ids[:, None]).squeeze(1).detach()
+    parts = taken.split([t.action_positions.numel() for t in two_prefix_batch()])
+    batch = [replace(t, behaviour_logprobs=part) for t, part in zip(two_prefix_batch(), parts, strict=True)]
+    health = update(fresh_model, batch, settings(policy_lr=0.05, policy_steps=4)).health
+    masked = [low + high for low, high in zip(health["masked_low"], health["masked_high"], strict=True)]  # type: ignore[call-overload]
+    assert masked[0] == 0.0
+    assert max(masked[1:]) > 0.0
+    assert health["k3"] == pytest.approx(0.0, abs=1e-6)
+    assert health["mean_abs_log_ratio"] == pytest.approx(0.0, abs=1e-4)
+    assert health["effective_sample_share"] == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("budget", [1, 30, 100])
+def test_an_update_does_not_depend_on_the_micro_batch_size(
+    tiny_model: Path, tmp_path: Path, model: LearnerModel, budget: int
+) -> None:
+    state = snapshot(model.policy_parameters | model.value_parameters)
+    figures = []
+    for tokens in (4096, budget):
+        for name, parameter in (model.policy_parameters | model.value_parameters).items():
+            parameter.data.copy_(state[name])
+        figures.append(update(model, two_prefix_batch(), settings(tokens_per_micro_batch=tokens, policy_steps=1)))
+    whole, split = figures
+    for name in ("value_grad_norms", "policy_grad_norms", "ev_after", "k3", "entropy", "base_kl", "masked_low"):
+        assert split.health[name] == pytest.approx(whole.health[name], rel=1e-4, abs=1e-6), name
+    for rollout, summary in whole.summaries.items():
+        assert split.summaries[rollout].advantage_mean == pytest.approx(summary.advantage_mean, abs=1e-4)
+
+
+def test_the_figures_of_staleness_zero_and_of_segments(model: LearnerModel) -> None:
+    batch = two_prefix_batch()
+    batch[1] = replace(batch[1], rollout_id=batch[0].rollout_id, segment=1)
+    result = update(model, batch, settings(), done=0)
+    total = sum(t.action_positions.numel() for t in batch)
+    histogram = {str(s): sum(t.action_positions.numel() for i, t in enumerate(batch) if i % 3 == s) for s in range(3)}
+    assert result.health["staleness"] == histogram
+    assert result.health["action_tokens"] == total
+    assert result.health["mean_reward"] == pytest.approx(sum(float(t.rewards.sum()) for t in batch) / len(batch))
+    assert result.health["k3_fresh"] != result.health["k3"]
+    assert len(result.summaries) == len(batch) - 1
+    tokens = batch[0].action_positions.numel() + batch[1].action_positions.numel()
+    assert result.summaries[batch[0].rollout_id].action_tokens == tokens
+    assert set(result.seconds) == {"critic", "anchor", "policy"}
+    assert all(math.isfinite(s) for s in result.seconds.values())
+
+
+def test_a_gradient_that_is_not_finite_stops_the_update(model: LearnerModel) -> None:
+    batch = two_prefix_batch()
+    batch[3].rewards[-1] = float("inf")
+    before = snapshot(model.policy_parameters | model.value_parameters)
+    with pytest.raises(TrainingDiverged, match="the critic's gradient is not finite"):
+        update(model, batch, settings())
+    assert changed(model.policy_parameters | model.value_parameters, before) == set()
+
+
+def test_a_policy_gradient_that_is_not_finite_leaves_the_policy_alone(model: LearnerModel) -> None:
+    next(iter(model.policy_parameters.values())).data.fill_(float("nan"))
+    before = snapshot(model.policy_parameters)
+    with pytest.raises(TrainingDiverged, match="the policy's gradient is not finite"):
+        update(model, two_prefix_batch(), settings())
+    assert all(torch.equal(p.nan_to_num(7.0), before[n].nan_to_num(7.0)) for n, p in model.policy_parameters.items())
