@@ -46,7 +46,7 @@ def _broker(settings: Settings) -> dict[str, Any]:
 
 
 def create_celery_app(settings: Settings) -> Celery:
-    app = Celery("evergreen")
+    app = Celery("evergreen", include=["app.policies.tasks"])
     app.conf.update(
         **_broker(settings),
         broker_connection_retry_on_startup=True,

@@ -24,6 +24,8 @@ class Settings(BaseSettings):
     """Base model of the default policy: the packaged default, a local directory, or a hub name."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Dtype of base weights in engine and learner alike; auto = bfloat16 where the CPU has it."""
+    preset: Literal["online", "paper"] = "online"
+    """Learning settings that the default policy is created with."""
 
     database_url_setting: str | None = Field(
         None, validation_alias=AliasChoices("DATABASE_URL", "EVERGREEN_DATABASE_URL")
@@ -42,6 +44,9 @@ class Settings(BaseSettings):
     """An open rollout that has a reward and sees no call or reward for this long becomes ready."""
     idle_without_reward_s: float = 1800.0
     """An open rollout without any reward that idles this long is skipped(no_reward)."""
+
+    bodies_kept_days: float = Field(30.0, ge=0)
+    """Request and response bytes older than this are dropped; tokens, rewards and what became of them stay."""
 
     @field_validator("engine_urls", mode="before")
     @classmethod

@@ -1,0 +1,92 @@
+"""Retention: files that nobody needs any more. The database decides first, then files go; a crash leaves orphans only.
+
+Directories are named after updates (docs/architecture.md, Contract 4). What no row refers to is deleted once it is
+older than any work in progress can be; that takes temporary directories of killed processes too.
+"""
+
+import shutil
+import time
+from pathlib import Path
+from uuid import UUID
+
+import structlog
+
+from app.db.models import Policy
+from app.db.repositories.policies import list_policies
+from app.db.repositories.retention import clear_bodies, kept_version_paths, spent_checkpoints, take_old_versions
+from app.db.repositories.rollouts import as_uuid
+from app.db.session import Database
+
+ORPHAN_AGE_S = 3600.0
+BODIES_AT_ONCE = 500
+BODIES_PER_CALL = 20_000
+
+log = structlog.get_logger()
+
+
+class Retention:
+    """One per control process.
+
+    Args:
+        artifacts: holds <policy>/versions and <policy>/checkpoints.
+        bodies_kept_days: request and response bytes older than this are dropped from the database.
+    """
+
+    def __init__(self, database: Database, artifacts: Path, bodies_kept_days: float):
+        self._database = database
+        self._artifacts = artifacts
+        self._bodies_kept_days = bodies_kept_days
+        self._cleared_to = UUID(int=0)
+
+    def tick(self) -> None:
+        with self._database.read() as session:
+            policies = list_policies(session)
+        for policy in policies:
+            self._versions(policy)
+            self._checkpoints(policy)
+        self._bodies()
+
+    def _versions(self, policy: Policy) -> None:
+        with self._database.write() as session:
+            old = [version.path for version in take_old_versions(session, policy.id)]
+        for files in old:
+            _delete(Path(files))
+        with self._database.read() as session:
+            kept = kept_version_paths(session, policy.id)
+        for path in _directories(self._artifacts / policy.name / "versions"):
+            if str(path) not in kept and _is_old(path):
+                _delete(path)
+
+    def _checkpoints(self, policy: Policy) -> None:
+        folder = self._artifacts / policy.name / "checkpoints"
+        # listed before the database is asked: an update's row is there before its files
+        found = {update_id: path for path in _directories(folder) if (update_id := as_uuid(path.name)) is not None}
+        with self._database.read() as session:
+            spent = spent_checkpoints(session, policy.id, found)
+        for update_id in spent:
+            _delete(found[update_id])
+        for path in _directories(folder):
+            if path.name.startswith(".") and _is_old(path):
+                _delete(path)
+
+    def _bodies(self) -> None:
+        for _ in range(BODIES_PER_CALL // BODIES_AT_ONCE):
+            with self._database.write() as session:
+                last = clear_bodies(session, self._cleared_to, self._bodies_kept_days, BODIES_AT_ONCE)
+            if last is None:
+                return
+            self._cleared_to = last
+
+
+def _directories(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+
+
+def _is_old(path: Path) -> bool:
+    return path.stat().st_mtime < time.time() - ORPHAN_AGE_S
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+        log.info("files_deleted", path=str(path))

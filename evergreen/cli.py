@@ -1,0 +1,107 @@
+"""The command line: `evergreen up`, `demo`, `status`, `prepare`, `reset`, `simulate`."""
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+
+from app.errors import ApiError
+from app.settings import Settings, get_settings
+from envs.cli import simulate_app
+from evergreen.home import HomeInUse
+from evergreen.ports import PortBusy
+from evergreen.reset import NotOurs
+
+app = typer.Typer(no_args_is_help=True, help="An LLM endpoint that learns on the job.", pretty_exceptions_enable=False)
+app.add_typer(simulate_app, name="simulate")
+
+
+@app.command()
+def up() -> None:
+    """Run the server in the foreground: engine, app, learner, control. Ctrl-C drains and stops it."""
+    from evergreen.up import up as run
+
+    run(_settings())
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def demo(
+    context: typer.Context,
+    seed: Annotated[int, typer.Option(help="Seed of the simulated tickets.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Where the results go. Default: in the home.")] = None,
+) -> None:
+    """Watch a small model follow an environment that changes. Further options go to `simulate tickets`."""
+    from evergreen.demo import demo as run
+
+    settings = _settings()
+    out = out or settings.home.resolve() / "demo" / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-seed-{seed}"
+    raise typer.Exit(run(settings, seed, out, context.args))
+
+
+@app.command()
+def status() -> None:
+    """Show the processes of this home and what its policies are doing. Exit status 1: `up` does not run."""
+    from evergreen.status import show_status
+
+    raise typer.Exit(0 if show_status(_settings(), Console()) else 1)
+
+
+@app.command()
+def prepare() -> None:
+    """Bring schema, base model, default policy and admin key into place. `up` does it first; repeating it is safe."""
+    # both import torch, which no other command needs
+    from evergreen.prepare import AnotherModel
+    from evergreen.prepare import prepare as run
+    from learner.prepare import ModelUnavailable
+
+    try:
+        run(_settings())
+    except (AnotherModel, ModelUnavailable) as error:
+        _stop(str(error))
+
+
+@app.command()
+def reset(yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False) -> None:
+    """Delete what this home has learned and logged: database, weights, keys, logs. The base model stays."""
+    from evergreen.reset import reset as run
+    from evergreen.reset import what_reset_deletes
+
+    settings = _settings()
+    paths = what_reset_deletes(settings)
+    if not paths:
+        typer.echo(f"Nothing to delete in {settings.home.resolve()}.")
+        return
+    typer.echo("This deletes:\n" + "\n".join(f"  {path}" for path in paths))
+    if not yes:
+        typer.confirm("Go on?", abort=True)
+    run(settings)
+
+
+def main() -> None:
+    try:
+        app()
+    except (HomeInUse, PortBusy, NotOurs) as error:
+        _stop(str(error))
+    except ApiError as error:
+        _stop(error.message)
+
+
+def _settings() -> Settings:
+    try:
+        return get_settings()
+    except ValidationError as error:
+        lines = [f"{'.'.join(str(part) for part in wrong['loc'])}: {wrong['msg']}" for wrong in error.errors()]
+        _stop("settings that cannot be used (environment variables EVERGREEN_...):\n" + "\n".join(lines))
+
+
+def _stop(message: str) -> NoReturn:
+    typer.echo(message, err=True)
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""`evergreen demo`: tickets played against a server, started as a child unless one runs already."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import sleep
+
+import httpx
+import typer
+
+from app.settings import Settings
+from evergreen.child import die_with
+from evergreen.home import is_held
+from evergreen.stack import DRAIN_S, base_url
+
+
+def demo(settings: Settings, seed: int, out: Path, options: Sequence[str]) -> int:
+    """Returns the simulation's exit status.
+
+    Args:
+        options: passed on to `evergreen simulate tickets`.
+    """
+    with _server(settings) as server:
+        _wait_until_ready(settings, server)
+        environment = {
+            "EVERGREEN_URL": base_url(settings),
+            "EVERGREEN_API_KEY": settings.admin_key_path.read_text().strip(),
+        }
+        command = [*_evergreen("simulate", "tickets"), "--seed", str(seed), "--out", str(out), *options]
+        return subprocess.run(command, env=os.environ | environment, preexec_fn=die_with(os.getpid())).returncode
+
+
+@contextmanager
+def _server(settings: Settings) -> Iterator[subprocess.Popen[bytes] | None]:
+    """None: the one that runs in this home is used, and left running."""
+    if is_held(settings.home.resolve()):
+        yield None
+        return
+    server = subprocess.Popen(_evergreen("up"), start_new_session=True, preexec_fn=die_with(os.getpid()))
+    try:
+        yield server
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(timeout=3 * DRAIN_S)
+
+
+def _wait_until_ready(settings: Settings, server: subprocess.Popen[bytes] | None) -> None:
+    while True:
+        if server is not None and server.poll() is not None:
+            raise typer.Exit(1)  # it has said why
+        try:
+            if httpx.get(f"{base_url(settings)}/readyz", timeout=2.0, trust_env=False).status_code == httpx.codes.OK:
+                return
+        except httpx.HTTPError:
+            pass
+        sleep(0.5)
+
+
+def _evergreen(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "evergreen.cli", *arguments]

@@ -1,0 +1,42 @@
+"""`evergreen reset`: forget everything that a home has learned. The converted base model stays."""
+
+import shutil
+from pathlib import Path
+
+from app.settings import Settings
+from evergreen.home import HomeLock
+
+FILES = ("admin.key", "evergreen.db", "evergreen.db-wal", "evergreen.db-shm", "processes.json")
+FOLDERS = ("artifacts", "broker", "logs")
+
+
+class NotOurs(RuntimeError):
+    """The state lies elsewhere; the message says where."""
+
+
+def what_reset_deletes(settings: Settings) -> list[Path]:
+    """
+    Raises:
+        NotOurs: DATABASE_URL points outside the home.
+    """
+    if settings.database_url_setting:
+        raise NotOurs(
+            "DATABASE_URL is set, so the state is not in the home alone. Drop that database yourself, and delete "
+            f"{settings.artifacts_dir} with it: one without the other is of no use."
+        )
+    home = settings.home.resolve()
+    return [home / name for name in (*FILES, *FOLDERS) if (home / name).exists()]
+
+
+def reset(settings: Settings) -> None:
+    """
+    Raises:
+        HomeInUse: `up` runs. NotOurs: see `what_reset_deletes`.
+    """
+    lock = HomeLock(settings.home.resolve())
+    for path in what_reset_deletes(settings):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    lock.release()

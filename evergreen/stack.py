@@ -1,0 +1,69 @@
+"""The processes of the embedded server: their command lines and environments."""
+
+import os
+import sys
+from pathlib import Path
+
+from sqlalchemy import make_url
+
+from app.celery_app import beat_command, worker_command
+from app.settings import Settings
+from evergreen.child import ChildSpec
+
+DRAIN_S = 30.0
+
+
+def base_url(settings: Settings) -> str:
+    """Where this machine reaches the app; an app on all addresses is reached on the loopback one."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)
+    return f"http://{host}:{settings.port}"
+
+
+def specs(settings: Settings, base_model: str) -> list[ChildSpec]:
+    """Engine (unless EVERGREEN_ENGINE_URLS names some), app, learn worker, control worker, beat."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    common = _environment(settings)
+    light = common | _threads(1)
+    heavy = common | _threads(cores)
+    processes = [
+        ChildSpec("app", _app_command(settings), light, stop_phase=0, stop_within_s=DRAIN_S + 5),
+        ChildSpec("beat", beat_command(), light, stop_phase=1),
+        ChildSpec("control", worker_command("control"), light, stop_phase=1),
+        # an update that is running when the worker is told to stop ends first, if it is quick enough
+        ChildSpec("learn", worker_command("learn"), heavy, nice=10, stop_phase=1, stop_within_s=DRAIN_S),
+    ]
+    if not settings.engine_urls:
+        engine = ChildSpec("engine", _engine_command(settings, base_model, cores), heavy, stop_phase=2)
+        processes.insert(0, engine)
+    return processes
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    """What children need besides the parent's environment; they run in another working directory."""
+    environment = {"EVERGREEN_HOME": str(settings.home.resolve()), "PYTHONUNBUFFERED": "1",
+                   "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}  # fmt: skip
+    if Path(settings.model).expanduser().is_dir():
+        environment["EVERGREEN_MODEL"] = str(Path(settings.model).expanduser().resolve())
+    if settings.database_url_setting:
+        url = make_url(settings.database_url_setting)
+        if url.get_backend_name() == "sqlite" and url.database:
+            url = url.set(database=str(Path(url.database).resolve()))
+        environment["DATABASE_URL"] = url.render_as_string(hide_password=False)
+    return environment
+
+
+def _threads(count: int) -> dict[str, str]:
+    """Threads of torch, and none of them spins while it waits: engine and learner share the cores."""
+    return {"OMP_NUM_THREADS": str(count), "MKL_NUM_THREADS": str(count), "OMP_WAIT_POLICY": "PASSIVE",
+            "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}  # fmt: skip
+
+
+def _app_command(settings: Settings) -> list[str]:
+    return [sys.executable, "-m", "uvicorn", "--factory", "app.main:create_app", "--no-access-log",
+            "--host", settings.host, "--port", str(settings.port),
+            "--timeout-graceful-shutdown", f"{DRAIN_S:.0f}"]  # fmt: skip
+
+
+def _engine_command(settings: Settings, base_model: str, cores: int) -> list[str]:
+    return [sys.executable, "-m", "app.engine.embedded", "--model", base_model, "--port",
+            str(settings.engine_port), "--dtype", settings.dtype, "--threads", str(cores)]  # fmt: skip
