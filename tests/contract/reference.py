@@ -1,0 +1,36 @@
+"""The numbers an engine must give: plain transformers and peft, one sequence at a time, no cache, none of our code."""
+
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+
+class Reference:
+    """Base model and its adapters, float32."""
+
+    def __init__(self, base: Path, adapters: dict[str, Path]):
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager").eval()
+        first, *others = adapters.items()
+        self._model = PeftModel.from_pretrained(model, first[1], adapter_name=first[0])
+        for name, path in others:
+            self._model.load_adapter(path, adapter_name=name)
+        self._model.eval()
+
+    @torch.inference_mode()
+    def logits(self, model: str, token_ids: list[int]) -> Tensor:
+        """(L, V): logits after each token."""
+        ids = torch.tensor([token_ids])
+        if model == "base":
+            with self._model.disable_adapter():
+                return self._model(input_ids=ids, use_cache=False).logits[0]
+        self._model.set_adapter(model)
+        return self._model(input_ids=ids, use_cache=False).logits[0]
+
+    def logprobs(self, model: str, prompt: list[int], completion: list[int], temperature: float = 1.0) -> list[float]:
+        """Natural log-probs of each completion token at the temperature."""
+        rows = self.logits(model, prompt + completion)[len(prompt) - 1 : -1]
+        table = torch.log_softmax(rows / temperature, dim=-1)
+        return table.gather(1, torch.tensor(completion)[:, None])[:, 0].tolist()
