@@ -61,4 +61,4 @@ def _wait_until_ready(settings: Settings, server: subprocess.Popen[bytes] | None
 
 
 def _evergreen(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "evergreen.cli", *arguments]
+    return [sys.executable, "-P", "-m", "evergreen.cli", *arguments]

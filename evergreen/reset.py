@@ -6,7 +6,14 @@ from pathlib import Path
 from app.settings import Settings
 from evergreen.home import HomeLock
 
-FILES = ("admin.key", "evergreen.db", "evergreen.db-wal", "evergreen.db-shm", "processes.json")
+FILES = (
+    "admin.key",
+    "evergreen.db",
+    "evergreen.db-wal",
+    "evergreen.db-shm",
+    "evergreen.db-write-turn",
+    "processes.json",
+)
 FOLDERS = ("artifacts", "broker", "logs")
 
 

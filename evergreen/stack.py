@@ -33,7 +33,7 @@ def specs(settings: Settings, base_model: str) -> list[ChildSpec]:
         ChildSpec("learn", worker_command("learn"), heavy, nice=10, stop_phase=1, stop_within_s=DRAIN_S),
     ]
     if not settings.engine_urls:
-        engine = ChildSpec("engine", _engine_command(settings, base_model, cores), heavy, stop_phase=2)
+        engine = ChildSpec("engine", _engine_command(settings, base_model), heavy, stop_phase=2)
         processes.insert(0, engine)
     return processes
 
@@ -64,6 +64,6 @@ def _app_command(settings: Settings) -> list[str]:
             "--timeout-graceful-shutdown", f"{DRAIN_S:.0f}"]  # fmt: skip
 
 
-def _engine_command(settings: Settings, base_model: str, cores: int) -> list[str]:
+def _engine_command(settings: Settings, base_model: str) -> list[str]:
     return [sys.executable, "-m", "app.engine.embedded", "--model", base_model, "--port",
-            str(settings.engine_port), "--dtype", settings.dtype, "--threads", str(cores)]  # fmt: skip
+            str(settings.engine_port), "--dtype", settings.dtype]  # fmt: skip

@@ -46,7 +46,7 @@ def up(settings: Settings) -> None:
 
 def _prepare() -> None:
     """In a process of its own: it needs torch, which the supervisor should not hold in memory."""
-    done = subprocess.run([sys.executable, "-m", "evergreen.cli", "prepare"], preexec_fn=die_with(os.getpid()))
+    done = subprocess.run([sys.executable, "-P", "-m", "evergreen.cli", "prepare"], preexec_fn=die_with(os.getpid()))
     if done.returncode != 0:
         raise typer.Exit(1)
 

@@ -12,6 +12,7 @@ from app.engine.embedded.engine import Engine
 from app.engine.embedded.options import EngineOptions
 from app.engine.embedded.runner import EngineThread
 from app.engine.embedded.server import create_app
+from app.policies.dtype import resolve_dtype
 
 DEFAULTS = EngineOptions(model=Path(), served_model_name="")
 
@@ -21,7 +22,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8101,
     served_model_name: Annotated[str | None, typer.Option(help="Id of the base model; the path if absent.")] = None,
-    dtype: Literal["bfloat16", "float32"] = DEFAULTS.dtype,
+    dtype: Literal["auto", "bfloat16", "float32"] = DEFAULTS.dtype,
     max_model_len: int | None = None,
     kv_tokens: int = DEFAULTS.kv_tokens,
     max_num_seqs: int = DEFAULTS.max_num_seqs,
@@ -39,7 +40,7 @@ def serve(
         EngineOptions(
             model=model,
             served_model_name=served_model_name or str(model),
-            dtype=dtype,
+            dtype=resolve_dtype(dtype),
             max_model_len=max_model_len,
             kv_tokens=kv_tokens,
             max_num_seqs=max_num_seqs,
