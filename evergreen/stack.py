@@ -1,6 +1,5 @@
 """The processes of the embedded server: their command lines and environments."""
 
-import os
 import sys
 from pathlib import Path
 
@@ -11,6 +10,8 @@ from app.settings import Settings
 from evergreen.child import ChildSpec
 
 DRAIN_S = 30.0
+PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
+"""OpenMP threads that wait sleep: engine and learner share the cores. How many each has is its own default."""
 
 
 def base_url(settings: Settings) -> str:
@@ -21,10 +22,8 @@ def base_url(settings: Settings) -> str:
 
 def specs(settings: Settings, base_model: str) -> list[ChildSpec]:
     """Engine (unless EVERGREEN_ENGINE_URLS names some), app, learn worker, control worker, beat."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    common = _environment(settings)
-    light = common | _threads(1)
-    heavy = common | _threads(cores)
+    heavy = _environment(settings) | PASSIVE
+    light = heavy | {"OMP_NUM_THREADS": "1"}
     processes = [
         ChildSpec("app", _app_command(settings), light, stop_phase=0, stop_within_s=DRAIN_S + 5),
         ChildSpec("beat", beat_command(), light, stop_phase=1),
@@ -50,12 +49,6 @@ def _environment(settings: Settings) -> dict[str, str]:
             url = url.set(database=str(Path(url.database).resolve()))
         environment["DATABASE_URL"] = url.render_as_string(hide_password=False)
     return environment
-
-
-def _threads(count: int) -> dict[str, str]:
-    """Threads of torch, and none of them spins while it waits: engine and learner share the cores."""
-    return {"OMP_NUM_THREADS": str(count), "MKL_NUM_THREADS": str(count), "OMP_WAIT_POLICY": "PASSIVE",
-            "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}  # fmt: skip
 
 
 def _app_command(settings: Settings) -> list[str]:
