@@ -59,6 +59,7 @@ class World:
     def __init__(self, database: Database, folder: Path):
         self.database = database
         self.folder = folder
+        folder.mkdir(exist_ok=True)
         with database.write() as session:
             policy = Policy(name="default", base_model="/base", settings=LearningSettings().model_dump(mode="json"),
                             probes=PROBES)  # fmt: skip

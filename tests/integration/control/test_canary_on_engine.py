@@ -1,0 +1,92 @@
+"""The canary against the embedded engine: it passes what was swapped, and catches a swap that did not happen."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from sqlalchemy import select, update
+
+from app.db.models import Policy, PolicyVersion, Replica
+from app.db.session import Database
+from app.engine.control_client import ControlClient
+from app.policies.canary import NOISE_SAMPLES
+from app.policies.deploy import Deployer
+from app.rollouts.states import DeploymentState
+from tests.contract.engines import start
+from tests.contract.reference import Reference
+from tests.contract.tiny_model import build_adapter, build_base_model
+from tests.integration.control.conftest import World
+
+PROBES = [[5, 6, 7, 8, 9 + step] for step in range(4)]
+
+
+def scaled(base: Path, directory: Path, *, seed: int, scale: float) -> Path:
+    """An adapter whose distance from the base is set by `scale`: 0 is version 0, small values are small steps."""
+    from safetensors.torch import load_file, save_file
+
+    build_adapter(base, directory, seed=seed)
+    file = directory / "adapter_model.safetensors"
+    save_file({name: tensor * (scale if "lora_B" in name else 1.0) for name, tensor in load_file(file).items()}, file)
+    return directory
+
+
+def learner_probe(reference: Reference, name: str) -> list[list[list[float]]]:
+    rows = [torch.log_softmax(reference.logits(name, prompt)[-1], -1).topk(20) for prompt in PROBES]
+    return [[[int(t), float(v)] for t, v in zip(top.indices, top.values, strict=True)] for top in rows]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    database = Database(f"sqlite:///{tmp_path / 'evergreen.db'}")
+    database.upgrade()
+    yield World(database, tmp_path / "versions")
+    database.close()
+
+
+def test_a_swap_that_silently_did_not_happen_is_caught_and_made_good(world: World, tmp_path: Path) -> None:
+    base = build_base_model(tmp_path / "base")
+    steps = {0: 0.0, 1: 0.05, 2: 0.1}
+    paths = {n: scaled(base, tmp_path / f"adapter-{n}", seed=1, scale=scale) for n, scale in steps.items()}
+    reference = Reference(base, {f"default-v{n}": path for n, path in paths.items()})
+    for number in (1, 2):
+        world.add_version(number)
+    with world.database.write() as session:
+        session.execute(update(Policy).values(probes=PROBES, head=0))
+        for number, path in paths.items():
+            session.execute(
+                update(PolicyVersion)
+                .where(PolicyVersion.number == number)
+                .values(path=str(path), probe=learner_probe(reference, f"default-v{number}"),
+                        status="candidate" if number < 2 else "superseded")
+            )  # fmt: skip
+
+    with start("embedded", base, tmp_path / "engine.log") as engine:
+        deployer, client = Deployer(world.database, [engine.url]), ControlClient()
+        deployer.tick(wait_s=60)  # version 0 is only loaded for its sake: the newest candidate is version 1
+        assert world.live == 1
+        one = world.deployment(1)
+        assert one.verdict == "verified"
+        assert one.score == pytest.approx(1.0, abs=0.01)
+        with world.database.write() as session:
+            noise = session.scalars(select(Replica.noise)).one()
+            assert len(noise) == 1
+            assert 0 < noise[0] < 1e-4, "float32: engine and reference agree"
+            session.execute(update(Replica).values(noise=noise * NOISE_SAMPLES))
+            session.execute(update(PolicyVersion).where(PolicyVersion.number == 2).values(status="candidate"))
+
+        client.load_adapter(engine.url, "default-v2", str(paths[1]))  # it says 200, and serves the parent
+        deployer.tick(wait_s=60)
+        two = world.deployment(2)
+        assert (two.state, two.verdict) == (DeploymentState.FAILED, "failed")
+        assert two.score == pytest.approx(0.0, abs=0.05)
+        assert world.live == 1
+        assert "default-v2" not in [model.id for model in client.models(engine.url)]
+
+        with world.database.write() as session:
+            session.execute(update(PolicyVersion).values(next_deploy_at=None))
+        deployer.tick(wait_s=60)
+        two = world.deployment(2)
+        assert (world.live, two.verdict) == (2, "verified")
+        assert two.score == pytest.approx(1.0, abs=0.01)
+        deployer.close()
+        client.close()
