@@ -109,6 +109,14 @@ def test_value_loss_and_ev_by_hand() -> None:
     assert explained_variance(targets + 5, targets) == pytest.approx(1.0)
 
 
+def test_targets_and_advantages_are_constants() -> None:
+    given = torch.tensor([0.5, -1.0], requires_grad=True)
+    learnt = torch.tensor([-0.3, -0.2], requires_grad=True)
+    (value_loss(learnt, given, 2) + policy_loss(learnt, learnt.detach(), given, (0.2, 4.0), 2)).backward()
+    assert given.grad is None
+    assert learnt.grad is not None
+
+
 def test_forward_kl_by_hand_and_its_gradient() -> None:
     """base (1/2, 1/4, 1/4), pi (1/4, 1/4, 1/2): 1/2 log 2 + 0 - 1/4 log 2 = log(2) / 4; logit gradient pi - base."""
     base = torch.tensor([[0.5, 0.25, 0.25]]).log()
