@@ -1,0 +1,51 @@
+"""The learn worker's Celery side: `celery -A learner.tasks worker -Q learn --pool solo --concurrency 1`."""
+
+import os
+from functools import cache
+from typing import Any
+
+import torch
+from celery.signals import worker_init, worker_shutting_down
+
+from app.celery_app import LEARN_TICK, celery_app
+from app.db.session import Database
+from app.settings import get_settings
+from learner.worker import LearnWorker
+
+__all__ = ["celery_app", "learn_tick"]
+
+NICENESS = 10
+"""The learner yields to whoever waits for an answer."""
+
+
+@celery_app.task(name=LEARN_TICK)
+def learn_tick() -> None:
+    """A wake-up: do whatever the database says is due."""
+    learn_worker().tick()
+
+
+@cache
+def learn_worker() -> LearnWorker:
+    """This process's worker; it holds the model between ticks."""
+    settings = get_settings()
+    database = Database(settings.database_url, sqlite_synchronous=settings.sqlite_synchronous)
+    database.upgrade()
+    return LearnWorker(settings, database)
+
+
+@worker_init.connect
+def _start(**_: Any) -> None:
+    os.nice(max(0, NICENESS - os.nice(0)))
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(learner_threads())
+    learn_worker()
+
+
+@worker_shutting_down.connect
+def _stop(**_: Any) -> None:
+    learn_worker().stop()
+
+
+def learner_threads() -> int:
+    """Threads for torch where the environment sets none: all cores but one, which serves."""
+    return max(1, len(os.sched_getaffinity(0)) - 1)

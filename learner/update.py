@@ -1,0 +1,76 @@
+"""One update in memory: from a claim's rollouts to what is to be committed. Nothing here writes anything."""
+
+import json
+import platform
+import statistics
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from app.rollouts.claimed import Claim, VersionRef
+from app.rollouts.learning import NewVersion, UpdateDone
+from learner.batch import build_trajectories
+from learner.probes import choose_probes
+from learner.state import LearnerState
+from learner.step import UpdateResult, run_update
+
+LIBRARIES = ("torch", "transformers", "peft")
+
+
+@dataclass(frozen=True)
+class Trained:
+    result: UpdateResult
+    probe: list[Any] | None
+    """The policy's log-probs at the probe positions, if it changed."""
+    new_probes: list[list[int]] | None
+    """Set where this batch fixes the policy's probe positions ..."""
+    probe_zero: list[Any] | None
+    """... with version 0's log-probs there."""
+
+
+def train(claim: Claim, state: LearnerState) -> Trained:
+    """Runs the claim's update on `state`, in place; after an error the state is worth nothing.
+
+    Raises:
+        ValueError: a rollout cannot be trained, or a health figure is not finite.
+        RuntimeError and others: whatever torch raises on the rollouts' data.
+    """
+    trajectories = build_trajectories(claim.rollouts)
+    new_probes = choose_probes(trajectories) if claim.probes is None else None
+    prompts = new_probes or [list(probe) for probe in claim.probes or ()]
+    # without its adapter the model is version 0, whose B is zero
+    probe_zero = state.model.probe("base", prompts) if new_probes else None
+    result = run_update(state.model, state.optimisers, trajectories, state.settings, claim.updates_done)
+    json.dumps(result.health, allow_nan=False)  # a figure that is no number is no sound update
+    probe = state.model.probe("policy", prompts) if result.policy_changed else None
+    return Trained(result, probe, new_probes, probe_zero)
+
+
+def update_done(
+    claim: Claim, state: LearnerState, trained: Trained, new: VersionRef | None, seconds: dict[str, float]
+) -> UpdateDone:
+    """What to commit. new: the files of the version it makes; None: only the critic learned."""
+    returns = [rollout.total_return for rollout in claim.rollouts]
+    return UpdateDone(
+        version=NewVersion(new.adapter_name, new.path, new.sha256, trained.probe) if new else None,
+        # per rollout: a rollout of several segments is one return, not several
+        health={
+            **trained.result.health,
+            "mean_reward": statistics.fmean(returns),
+            "return_variance": statistics.pvariance(returns),
+        },
+        seconds=seconds,
+        provenance={
+            "rollouts": [str(rollout.id) for rollout in claim.rollouts],
+            "seed": state.settings.seed,
+            "checkpoint": str(claim.checkpoint_update_id) if claim.checkpoint_update_id else None,
+            "libraries": {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES},
+            "device": str(state.model.device),
+            "threads": torch.get_num_threads(),
+        },
+        summaries=trained.result.summaries,
+        probes=trained.new_probes,
+        probe_zero=trained.probe_zero,
+    )

@@ -1,0 +1,184 @@
+"""One learn worker: it asks the database what is due, trains it, writes the files, and commits.
+
+The database decides; memory is a cache. The learner's state leaves memory when an update begins and comes back only
+after the commit, so whatever goes wrong in between, the next claim reads it again from the head's checkpoint.
+"""
+
+import os
+import socket
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import structlog
+from safetensors import SafetensorError
+
+from app.db.models import Policy
+from app.db.repositories.events import add_event
+from app.db.repositories.policies import list_policies
+from app.db.repositories.versions import add_version_zero, version_paths
+from app.db.session import Database
+from app.policies.dtype import resolve_dtype
+from app.policies.learning import LearningSettings
+from app.rollouts.claimed import Claim
+from app.rollouts.learning import Idle, LeaseLost, claim_update, commit_update, fail_update, renew_lease
+from app.settings import Settings
+from learner.lease import LEASE_TTL_S, LeaseKeeper
+from learner.prepare import write_version_zero
+from learner.state import LearnerState, load_state
+from learner.update import train, update_done
+from learner.update_files import remove_files, sweep_files, write_checkpoint, write_version
+
+log = structlog.get_logger()
+
+STEP_ERRORS = (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
+"""What training on some rollout's data can raise: torch reports its errors as RuntimeError, an id outside the
+vocabulary as IndexError; a refused sample is a ValueError. The update fails, its rollouts are tried again in halves."""
+MACHINE_ERRORS = (LookupError, MemoryError, OSError, RuntimeError, SafetensorError, TypeError, ValueError)
+"""What reading the learner's state or writing files can raise. No rollout is to blame: all go back as they were."""
+REST_S = 30.0
+"""Pause of a policy after such an error: a full disk is not tried again every second."""
+
+
+class LearnWorker:
+    """One per process. `tick` runs in one thread; `stop` may be called from a signal handler."""
+
+    def __init__(self, settings: Settings, database: Database) -> None:
+        self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
+        self._settings = settings
+        self._artifacts = settings.artifacts_dir
+        self._database = database
+        self._stopping = threading.Event()
+        self._state: LearnerState | None = None
+        self._resting_until: dict[UUID, float] = {}
+
+    def stop(self) -> None:
+        """Claim no further update. The one under way is finished; if the process is killed first, its lease runs out
+        and its rollouts are claimed again."""
+        self._stopping.set()
+
+    def tick(self) -> None:
+        """Every policy once: version 0 where it is missing, then one update where one is due.
+
+        Raises:
+            SQLAlchemyError: the database cannot be reached; the next tick tries again.
+        """
+        with self._database.read() as session:
+            policies = list_policies(session)
+        for policy in policies:
+            if self._stopping.is_set():
+                return
+            if time.monotonic() < self._resting_until.get(policy.id, 0.0):
+                continue
+            if policy.head is None:
+                self._prepare(policy)
+            self._learn(policy.id)
+
+    def _prepare(self, policy: Policy) -> None:
+        settings = LearningSettings.model_validate(policy.settings)
+        try:
+            written = write_version_zero(policy.name, policy.id, Path(policy.base_model), settings, self._artifacts)
+        except MACHINE_ERRORS as error:
+            self._rest(policy.id, f"Version 0 of {policy.name} could not be written: {error}")
+            return
+        with self._database.write() as session:
+            add_version_zero(
+                session, policy.id, path=written.path, sha256=written.sha256, adapter_name=written.adapter_name
+            )
+
+    def _learn(self, policy_id: UUID) -> None:
+        with self._database.write() as session:
+            claim = claim_update(session, policy_id, owner=self.owner, ttl_s=LEASE_TTL_S)
+        if isinstance(claim, Idle):
+            return
+        log.info("update_claimed", policy=claim.policy_name, update=str(claim.update_id), rollouts=len(claim.rollouts))
+        with LeaseKeeper(lambda: self._renew(claim.update_id)) as lease:
+            try:
+                self._update(claim, lease)
+            except LeaseLost as error:
+                remove_files(claim, self._artifacts)
+                self._event(claim.policy_id, "lease_lost", f"The work of an update was thrown away: {error}")
+
+    def _renew(self, update_id: UUID) -> bool:
+        with self._database.write() as session:
+            return renew_lease(session, update_id, self.owner, LEASE_TTL_S)
+
+    def _update(self, claim: Claim, lease: LeaseKeeper) -> None:
+        """From claim to commit.
+
+        Raises:
+            LeaseLost: the update is no longer ours; nothing of it is committed.
+            SQLAlchemyError: the database went away. Its files are left to the sweep, for it may have been committed.
+        """
+        started = time.perf_counter()
+        try:
+            state = self._take_state(claim)
+        except MACHINE_ERRORS as error:
+            self._give_back(claim, f"The learner's state could not be loaded: {error}")
+            return
+        loaded = time.perf_counter()
+        try:
+            trained = train(claim, state)
+        except STEP_ERRORS as error:
+            log.error("update_failed", update=str(claim.update_id), exc_info=True)
+            with self._database.write() as session:
+                fail_update(session, claim.update_id, self.owner, f"{type(error).__name__}: {error}")
+            return
+        if lease.lost.is_set():
+            raise LeaseLost(f"the lease on update {claim.update_id} was lost while it trained")
+        written = time.perf_counter()
+        try:
+            write_checkpoint(claim, state, self._artifacts)
+            new = write_version(claim, state, self._artifacts) if trained.result.policy_changed else None
+        except MACHINE_ERRORS as error:
+            remove_files(claim, self._artifacts)
+            self._give_back(claim, f"The files of an update could not be written: {error}")
+            return
+        ended = time.perf_counter()
+        seconds = trained.result.seconds | {
+            "load": loaded - started,
+            "files": ended - written,
+            "total": ended - started,
+        }
+        with self._database.write() as session:
+            number = commit_update(
+                session, claim.update_id, self.owner, update_done(claim, state, trained, new, seconds)
+            )
+        head = claim.head if new is None or number is None else replace(new, number=number)
+        self._state = state.after(claim.update_id, head)
+        log.info("update_committed", policy=claim.policy_name, update=str(claim.update_id), version=number, **seconds)
+        self._sweep(claim)
+
+    def _take_state(self, claim: Claim) -> LearnerState:
+        """The state that the claim continues, out of memory or from disk. Memory is empty afterwards."""
+        state, self._state = self._state, None
+        if state is not None and state.is_that_of(claim):
+            return state
+        del state  # two models at once may not fit
+        return load_state(claim, resolve_dtype(self._settings.dtype), self._artifacts)
+
+    def _give_back(self, claim: Claim, message: str) -> None:
+        """End an update that failed through no fault of its rollouts, and rest."""
+        with self._database.write() as session:
+            fail_update(session, claim.update_id, self.owner, message, blame_rollouts=False)
+        self._rest(claim.policy_id, message)
+
+    def _rest(self, policy_id: UUID, message: str) -> None:
+        self._resting_until[policy_id] = time.monotonic() + REST_S
+        self._event(policy_id, "learner_failed", f"{message}. The learner tries again in {REST_S:g} s.")
+
+    def _event(self, policy_id: UUID, kind: str, message: str) -> None:
+        log.error(kind, policy_id=str(policy_id), message=message)
+        with self._database.write() as session:
+            add_event(session, kind, message, policy_id=policy_id)
+
+    def _sweep(self, claim: Claim) -> None:
+        with self._database.read() as session:
+            in_use = version_paths(session, claim.policy_id)
+        try:
+            sweep_files(claim, in_use, self._artifacts)
+        except OSError as error:
+            # left-over files harm nobody; the next update sweeps again
+            log.warning("sweep_failed", error=str(error))
