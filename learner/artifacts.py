@@ -82,7 +82,7 @@ def sha256_of(directory: Path) -> str:
 
 
 def sweep_unreferenced(parent: Path, keep: Collection[Path], older_than_s: float) -> list[Path]:
-    """Deletes the children of `parent` (a versions/ or checkpoints/ directory) that nothing refers to.
+    """Deletes the directories in `parent` (a versions/ or checkpoints/ directory) that nothing refers to.
 
     Young ones are spared: an update writes its files before the database knows of them.
 
@@ -93,7 +93,8 @@ def sweep_unreferenced(parent: Path, keep: Collection[Path], older_than_s: float
         return []
     kept = {path.resolve() for path in keep}
     limit = time.time() - older_than_s
-    swept = [p for p in sorted(parent.iterdir()) if p.resolve() not in kept and p.stat().st_mtime < limit]
+    children = [p for p in sorted(parent.iterdir()) if p.is_dir()]  # lock files stay
+    swept = [p for p in children if p.resolve() not in kept and p.stat().st_mtime < limit]
     for path in swept:
         shutil.rmtree(path)
     return swept

@@ -1,4 +1,4 @@
-"""The learner's state of one policy in memory: weights and optimisers, and which committed update they are the state of."""
+"""The learner's state of one policy in memory: weights, optimisers, and the committed update that they follow."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from app.policies.learning import LearningSettings
+from app.rollouts.learning import RolloutSummary
 from learner.health import CriticStep, PolicyReading, health_figures
 from learner.model import LearnerModel
 from learner.optimisers import Optimisers
@@ -32,17 +33,6 @@ from learner.trajectory import Trajectory
 class TrainingDiverged(RuntimeError):
     """A loss or gradient is not finite. That step was not taken, but steps of the same update before it were: the
     model must be loaded again from its checkpoint."""
-
-
-@dataclass(frozen=True)
-class RolloutSummary:
-    """What the update did with one rollout, over its action tokens in all segments."""
-
-    action_tokens: int
-    advantage_mean: float
-    advantage_std: float
-    masked_share: float
-    """Share of its action tokens that DIS rejected, mean over the policy steps."""
 
 
 @dataclass(frozen=True)

@@ -48,4 +48,5 @@ def _stop(**_: Any) -> None:
 
 def learner_threads() -> int:
     """Threads for torch where the environment sets none: all cores but one, which serves."""
-    return max(1, len(os.sched_getaffinity(0)) - 1)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores - 1)

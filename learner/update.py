@@ -16,6 +16,8 @@ from learner.probes import choose_probes
 from learner.state import LearnerState
 from learner.step import UpdateResult, run_update
 
+TOP = 20
+"""Likeliest tokens kept per probe position: what engines answer at most."""
 LIBRARIES = ("torch", "transformers", "peft")
 
 
@@ -23,11 +25,11 @@ LIBRARIES = ("torch", "transformers", "peft")
 class Trained:
     result: UpdateResult
     probe: list[Any] | None
-    """The policy's log-probs at the probe positions, if it changed."""
+    """Per probe position the policy's likeliest tokens at T = 1, [token, log-prob] each; None if it did not change."""
     new_probes: list[list[int]] | None
     """Set where this batch fixes the policy's probe positions ..."""
     probe_zero: list[Any] | None
-    """... with version 0's log-probs there."""
+    """... with version 0's likeliest tokens there."""
 
 
 def train(claim: Claim, state: LearnerState) -> Trained:
@@ -41,10 +43,10 @@ def train(claim: Claim, state: LearnerState) -> Trained:
     new_probes = choose_probes(trajectories) if claim.probes is None else None
     prompts = new_probes or [list(probe) for probe in claim.probes or ()]
     # without its adapter the model is version 0, whose B is zero
-    probe_zero = state.model.probe("base", prompts) if new_probes else None
+    probe_zero = state.model.top_logprobs("base", prompts, TOP) if new_probes else None
     result = run_update(state.model, state.optimisers, trajectories, state.settings, claim.updates_done)
     json.dumps(result.health, allow_nan=False)  # a figure that is no number is no sound update
-    probe = state.model.probe("policy", prompts) if result.policy_changed else None
+    probe = state.model.top_logprobs("policy", prompts, TOP) if result.policy_changed else None
     return Trained(result, probe, new_probes, probe_zero)
 
 

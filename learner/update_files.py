@@ -1,4 +1,4 @@
-"""The files of one update: a checkpoint, and the adapter of the version it makes. In place before the database knows."""
+"""The files of one update: its checkpoint and its version's adapter, in place before the database knows of them."""
 
 import shutil
 from collections.abc import Collection
@@ -35,9 +35,7 @@ def write_version(claim: Claim, state: LearnerState, artifacts_dir: Path) -> Ver
     final = version_dir(artifacts_dir, claim.policy_name, number, claim.update_id)
     with published(final) as directory:
         save_adapter(state.model.peft, "policy", directory)
-    return VersionRef(
-        number, str(final), sha256_of(final), version_name(claim.policy_name, number, claim.update_id)
-    )
+    return VersionRef(number, str(final), sha256_of(final), version_name(claim.policy_name, number, claim.update_id))
 
 
 def remove_files(claim: Claim, artifacts_dir: Path) -> None:

@@ -81,7 +81,8 @@ class LearnWorker:
         try:
             written = write_version_zero(policy.name, policy.id, Path(policy.base_model), settings, self._artifacts)
         except MACHINE_ERRORS as error:
-            self._rest(policy.id, f"Version 0 of {policy.name} could not be written: {error}")
+            self._rest(policy.id)
+            self._event(policy.id, "prepare_failed", f"Version 0 of {policy.name} could not be written: {error}")
             return
         with self._database.write() as session:
             add_version_zero(
@@ -148,7 +149,13 @@ class LearnWorker:
             )
         head = claim.head if new is None or number is None else replace(new, number=number)
         self._state = state.after(claim.update_id, head)
-        log.info("update_committed", policy=claim.policy_name, update=str(claim.update_id), version=number, **seconds)
+        log.info(
+            "update_committed",
+            policy=claim.policy_name,
+            update=str(claim.update_id),
+            version=number,
+            seconds={phase: round(spent, 3) for phase, spent in seconds.items()},
+        )
         self._sweep(claim)
 
     def _take_state(self, claim: Claim) -> LearnerState:
@@ -161,13 +168,13 @@ class LearnWorker:
 
     def _give_back(self, claim: Claim, message: str) -> None:
         """End an update that failed through no fault of its rollouts, and rest."""
+        log.error("update_given_back", update=str(claim.update_id), exc_info=True)
         with self._database.write() as session:
             fail_update(session, claim.update_id, self.owner, message, blame_rollouts=False)
-        self._rest(claim.policy_id, message)
+        self._rest(claim.policy_id)
 
-    def _rest(self, policy_id: UUID, message: str) -> None:
+    def _rest(self, policy_id: UUID) -> None:
         self._resting_until[policy_id] = time.monotonic() + REST_S
-        self._event(policy_id, "learner_failed", f"{message}. The learner tries again in {REST_S:g} s.")
 
     def _event(self, policy_id: UUID, kind: str, message: str) -> None:
         log.error(kind, policy_id=str(policy_id), message=message)

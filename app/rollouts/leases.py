@@ -97,13 +97,16 @@ def commit_update(session: Session, update_id: UUID, owner: str, done: UpdateDon
     return update.version
 
 
-def fail_update(session: Session, update_id: UUID, owner: str, error: str) -> None:
+def fail_update(session: Session, update_id: UUID, owner: str, error: str, *, blame_rollouts: bool = True) -> None:
     """Give the update's rollouts back, to be claimed again in halves; what was rewarded meanwhile counts after all.
+
+    Args:
+        blame_rollouts: False where the machine failed (a full disk, say): the rollouts go back as they came.
 
     Raises:
         LeaseLost: the update is not running, or another owner's.
     """
-    _fail(session, _own(session, update_id, owner), error, clock(session))
+    _fail(session, _own(session, update_id, owner), error, clock(session), blame_rollouts)
 
 
 def expire_leases(session: Session, policy_id: UUID | None = None) -> int:
@@ -148,7 +151,7 @@ def _fix_probes(session: Session, policy: Policy, done: UpdateDone) -> None:
         zero.probe = done.probe_zero
 
 
-def _fail(session: Session, update: Update, error: str, now: datetime) -> None:
+def _fail(session: Session, update: Update, error: str, now: datetime, blame_rollouts: bool = True) -> None:
     rows = update_rollouts(session, update.id)
     half = (len(rows) + 1) // 2
     groups = (uuid7(), uuid7())
@@ -156,21 +159,23 @@ def _fail(session: Session, update: Update, error: str, now: datetime) -> None:
     for rollout in lock_rollouts(session, list(group_of)):
         count_late_feedback(session, rollout)
         rollout.update_id = None
-        rollout.failed_alone += len(rows) == 1
-        _send_back(session, rollout, group_of[rollout.id])
+        if blame_rollouts:
+            rollout.failed_alone += len(rows) == 1
+        _send_back(session, rollout, group_of[rollout.id] if blame_rollouts else rollout.retry_group)
     update.state = UpdateState.FAILED
     update.error = error
     update.ended_at = now
+    how = "tried again in smaller groups" if blame_rollouts else "claimed again as they were"
     add_event(
         session,
         "update_failed",
-        f"An update failed ({error}); its {len(rows)} rollouts are tried again in smaller groups.",
+        f"An update failed ({error}); its {len(rows)} rollouts are {how}.",
         policy_id=update.policy_id,
         data={"update_id": str(update.id), "owner": update.owner},
     )
 
 
-def _send_back(session: Session, rollout: Rollout, group: UUID) -> None:
+def _send_back(session: Session, rollout: Rollout, group: UUID | None) -> None:
     if has_environment_error(session, rollout.id):
         transition(rollout, RolloutState.SKIPPED, SkipReason.ENVIRONMENT_ERROR)
     elif rollout.failed_alone >= TRIES_ALONE:

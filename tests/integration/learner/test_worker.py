@@ -1,0 +1,331 @@
+"""The learn worker on a real database and real files, with a tiny random model."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from sqlalchemy import update as sql_update
+from transformers import AutoModelForCausalLM
+
+import learner.update
+import learner.worker
+from app.db.models import Policy, Update
+from app.db.repositories.policies import get_policy
+from app.db.session import Database
+from app.db.types import clock
+from app.settings import Settings
+from learner.artifacts import sha256_of
+from learner.worker import LearnWorker
+from tests.integration.learner.scene import LEARNING, SHARED_PROMPT, Scene
+
+NewWorker = Callable[[], LearnWorker]
+WEIGHTS = "adapter_model.safetensors"
+
+
+def test_rollouts_become_versions(scene: Scene, new_worker: NewWorker) -> None:
+    worker = new_worker()
+    worker.tick()
+    assert [(v.number, v.adapter_name) for v in scene.versions()] == [(0, f"p-v0-{scene.policy_id}")]
+    assert scene.policy().idle_reason is not None
+    assert "too_few_rollouts" in scene.policy().idle_reason
+
+    scene.rollouts(12)
+    for _ in range(4):
+        worker.tick()
+
+    assert scene.states() == {("trained", None): 12}
+    warm_up, first, second = scene.updates()
+    assert [u.state for u in (warm_up, first, second)] == ["done"] * 3
+    assert [u.version for u in (warm_up, first, second)] == [None, 1, 2]
+    zero, one, two = scene.versions()
+    assert [(v.number, v.parent, v.update_id) for v in (one, two)] == [(1, 0, first.id), (2, 1, second.id)]
+    policy = scene.policy()
+    assert (policy.head, policy.checkpoint_update_id, policy.updates_done) == (2, second.id, 3)
+
+    weights = []
+    for version in (zero, one, two):
+        assert Path(version.path).name == version.adapter_name
+        assert sha256_of(Path(version.path)) == version.sha256
+        weights.append(load_file(Path(version.path) / WEIGHTS))
+    assert not any(weights[0][name].any() for name in weights[0] if "lora_B" in name)
+    for older, newer in pairwise(weights):
+        assert any(not torch.equal(older[name], newer[name]) for name in older)
+
+
+def test_an_update_says_what_it_did(scene: Scene, new_worker: NewWorker) -> None:
+    rollouts = scene.rollouts(4)
+    new_worker().tick()
+    (done,) = scene.updates()
+    assert done.health is not None
+    assert done.seconds is not None
+    assert done.provenance is not None
+    assert 0 <= done.health["mean_reward"] <= 1
+    assert done.health["action_tokens"] == 20
+    # sampled by plain transformers in float32: learner and sampler agree
+    assert done.health["mean_abs_log_ratio"] < 1e-4
+    assert {"load", "critic", "policy", "files", "total"} <= done.seconds.keys()
+    assert sorted(done.provenance["rollouts"]) == sorted(map(str, rollouts))
+    assert done.provenance["libraries"]["torch"] == torch.__version__
+
+
+def test_probes_are_fixed_once_and_say_what_an_engine_would(
+    scene: Scene, new_worker: NewWorker, tiny_model: Path
+) -> None:
+    scene.rollouts(12)
+    worker = new_worker()
+    worker.tick()
+    probes = scene.policy().probes
+    assert probes is not None
+    assert len(probes) == 8
+    assert all(probe[: len(SHARED_PROMPT)] == SHARED_PROMPT for probe in probes)
+    worker.tick()
+    worker.tick()
+    assert scene.policy().probes == probes
+
+    plain = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    served = PeftModel.from_pretrained(plain, scene.versions()[0].path)
+    for version in scene.versions()[1:]:
+        served.load_adapter(version.path, version.adapter_name)
+    for version in scene.versions():
+        served.set_adapter(version.adapter_name if version.number else "default")
+        assert version.probe is not None
+        assert [len(position) for position in version.probe] == [20] * 8
+        for prompt, position in zip(probes, version.probe, strict=True):
+            with torch.no_grad():
+                expected = served(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+            assert [token for token, _ in position] == expected.topk(20).indices.tolist()
+            torch.testing.assert_close(
+                torch.tensor([logprob for _, logprob in position]), expected.topk(20).values, atol=1e-4, rtol=0
+            )
+
+
+def test_a_fresh_process_continues_as_if_nothing_had_happened(
+    scene: Scene, new_worker: NewWorker, settings: Settings, database: Database, tmp_path: Path
+) -> None:
+    """Mistake 11: policy, critic, both optimisers and the RNG come back together, bit by bit."""
+    scene.rollouts(12)
+    worker = new_worker()
+    worker.tick()
+    worker.tick()
+    other = Settings(home=tmp_path / "other", dtype="float32")
+    shutil.copytree(settings.home, other.home)
+    worker.tick()
+
+    environment = {**os.environ, "EVERGREEN_HOME": str(other.home), "EVERGREEN_DTYPE": "float32"}
+    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    for name in ("DATABASE_URL", "EVERGREEN_DATABASE_URL", "BROKER_URL", "EVERGREEN_BROKER_URL"):
+        environment.pop(name, None)
+    subprocess.run(
+        [sys.executable, "-c", "from learner.tasks import learn_tick; learn_tick()"],
+        env=environment, check=True, timeout=120,
+    )  # fmt: skip
+
+    def newest(home: Settings) -> Path:
+        database = Database(home.database_url)
+        with database.read() as session:
+            policy = get_policy(session, "p")
+        database.close()
+        assert (policy.head, policy.updates_done) == (2, 3)
+        return home.artifacts_dir / "p" / "checkpoints" / str(policy.checkpoint_update_id)
+
+    here, there = newest(settings), newest(other)
+    assert here.name != there.name
+    for name in ("policy.safetensors", "value.safetensors"):
+        ours, theirs = load_file(here / name), load_file(there / name)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    ours, theirs = (torch.load(path / "training.pt", weights_only=True) for path in (here, there))
+    assert torch.equal(ours["rng"], theirs["rng"])
+    for name in ("policy_optimiser", "value_optimiser"):
+        for key, moments in ours[name]["state"].items():
+            for moment, value in moments.items():
+                assert torch.equal(value, theirs[name]["state"][key][moment])
+
+
+def test_memory_that_disagrees_with_the_database_is_loaded_again(scene: Scene, new_worker: NewWorker) -> None:
+    """Two workers take turns: each finds that the other has moved the head, and goes on from there."""
+    scene.rollouts(16)
+    one, two = new_worker(), new_worker()
+    for worker in (one, one, two, one):
+        worker.tick()
+    assert [v.number for v in scene.versions()] == [0, 1, 2, 3]
+    checkpoint = scene.settings.artifacts_dir / "p" / "checkpoints" / str(scene.policy().checkpoint_update_id)
+    training = torch.load(checkpoint / "training.pt", weights_only=True)
+    steps = {int(moments["step"]) for moments in training["policy_optimiser"]["state"].values()}
+    # three updates after the warm-up; a worker that had gone on from its own memory would have fewer
+    assert steps == {3 * LEARNING.policy_steps}
+    assert json.loads((checkpoint / "state.json").read_text())["updates_done"] == 4
+
+
+def test_a_second_learner_is_fenced_off(scene: Scene, new_worker: NewWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the first trains, the second gets nothing; once the first's lease has run out, the second takes over, and
+    what the first then finishes is thrown away."""
+    rollouts = scene.rollouts(4)
+    first, second = new_worker(), new_worker()
+    real = learner.update.run_update
+    during: list[str | None] = []
+
+    def slow(*args: object) -> object:
+        monkeypatch.setattr(learner.update, "run_update", real)
+        second.tick()
+        during.extend(u.state for u in scene.updates())
+        with scene.database.write() as session:
+            past = clock(session) - timedelta(seconds=1)
+            session.execute(sql_update(Update).values(lease_until=past))
+        second.tick()  # the first half of the rollouts
+        second.tick()  # the second
+        return real(*args)
+
+    monkeypatch.setattr(learner.update, "run_update", slow)
+    first.tick()
+
+    assert during == ["running"]
+    lost, *done = scene.updates()
+    assert (lost.state, lost.owner) == ("failed", first.owner)
+    assert [(u.state, u.owner) for u in done] == [("done", second.owner)] * 2
+    assert scene.states() == {("trained", None): len(rollouts)}
+    assert len(scene.events("lease_lost")) == 1
+    assert [path.name for path in scene.checkpoints()] == sorted(str(u.id) for u in done)
+    on_disk = {p.name for p in (scene.settings.artifacts_dir / "p" / "versions").iterdir() if p.is_dir()}
+    assert on_disk == {v.adapter_name for v in scene.versions()}
+
+    scene.rollouts(4)
+    first.tick()
+    assert scene.updates()[-1].state == "done"
+    assert scene.updates()[-1].owner == first.owner
+    assert scene.policy().updates_done == 3
+
+
+def test_a_poisoned_rollout_is_found_and_skipped(scene: Scene, new_worker: NewWorker) -> None:
+    good = scene.rollouts(2)
+    poison = scene.rollout(poison=True)
+    good.append(scene.rollout())
+    worker = new_worker()
+    for _ in range(8):
+        worker.tick()
+    assert scene.states() == {("trained", None): 3, ("skipped", "update_failed"): 1}
+    failed = [u for u in scene.updates() if u.state == "failed"]
+    # four, two, then three times alone
+    assert len(failed) == 5
+    assert all("IndexError" in (u.error or "") for u in failed)
+    trained = {name for u in scene.updates() if u.state == "done" for name in (u.provenance or {})["rollouts"]}
+    assert trained == {str(rollout) for rollout in good}
+    assert str(poison) not in trained
+    assert len(scene.events("update_failed")) == 5
+
+
+def test_a_full_disk_blames_no_rollout(scene: Scene, new_worker: NewWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learner.worker, "REST_S", 0.0)
+    scene.rollouts(4)
+    folder = scene.settings.artifacts_dir / "p" / "checkpoints"
+    folder.parent.mkdir(parents=True)
+    folder.write_text("in the way")
+    worker = new_worker()
+    for _ in range(4):
+        worker.tick()
+    assert scene.states() == {("ready", None): 4}
+    assert [u.state for u in scene.updates()] == ["failed"] * 4
+    assert "could not be written" in (scene.updates()[0].error or "")
+    folder.unlink()
+    worker.tick()
+    assert scene.states() == {("trained", None): 4}
+
+
+def test_after_such_an_error_the_learner_rests(scene: Scene, new_worker: NewWorker) -> None:
+    scene.rollouts(4)
+    folder = scene.settings.artifacts_dir / "p" / "checkpoints"
+    folder.parent.mkdir(parents=True)
+    folder.write_text("in the way")
+    worker = new_worker()
+    worker.tick()
+    worker.tick()
+    assert len(scene.updates()) == 1
+
+
+@pytest.mark.parametrize("damage", ["missing", "another update's critic", "another head"])
+def test_a_checkpoint_that_does_not_belong_together_is_refused(
+    scene: Scene, new_worker: NewWorker, damage: str
+) -> None:
+    scene.rollouts(8)
+    worker = new_worker()
+    worker.tick()
+    older = scene.settings.artifacts_dir / "p" / "checkpoints" / str(scene.policy().checkpoint_update_id)
+    worker.tick()
+    newest = scene.settings.artifacts_dir / "p" / "checkpoints" / str(scene.policy().checkpoint_update_id)
+    if damage == "missing":
+        (newest / "training.pt").unlink()
+    elif damage == "another update's critic":
+        shutil.copy(older / "value.safetensors", newest)
+    else:
+        with scene.database.write() as session:
+            session.execute(sql_update(Policy).values(head=0))
+    scene.rollouts(4)
+    new_worker().tick()
+    assert scene.states() == {("trained", None): 8, ("ready", None): 4}
+    error = scene.updates()[-1].error or ""
+    assert {"missing": "missing", "another update's critic": "holds", "another head": "not the head"}[damage] in error
+
+
+def test_changed_settings_take_effect_at_the_next_update(scene: Scene, new_worker: NewWorker) -> None:
+    scene.rollouts(8)
+    worker = new_worker()
+    worker.tick()
+    changed = LEARNING.model_copy(update={"policy_steps": 1})
+    with scene.database.write() as session:
+        session.execute(sql_update(Policy).values(settings=changed.model_dump(mode="json")))
+    worker.tick()
+    first, second = scene.updates()
+    assert first.health is not None
+    assert second.health is not None
+    assert len(second.health["policy_grad_norms"]) == 1
+
+
+def test_a_policy_that_cannot_be_prepared_does_not_stop_the_others(
+    scene: Scene, new_worker: NewWorker, tmp_path: Path
+) -> None:
+    with scene.database.write() as session:
+        session.add(Policy(name="a", base_model=str(tmp_path / "nowhere"), settings=LEARNING.model_dump(mode="json")))
+    scene.rollouts(4)
+    new_worker().tick()
+    assert scene.states() == {("trained", None): 4}
+    (event,) = scene.events("prepare_failed")
+    assert "Version 0 of a" in event.message
+
+
+def test_stop_claims_nothing_more(scene: Scene, new_worker: NewWorker) -> None:
+    scene.rollouts(4)
+    worker = new_worker()
+    worker.stop()
+    worker.tick()
+    assert scene.updates() == []
+
+
+def test_learning_raises_the_reward(settings: Settings, database: Database, tiny_model: Path) -> None:
+    """Even tokens earn 1: their share rises, on prompts that were not trained too."""
+    learning = LEARNING.model_copy(update={"rollouts_per_update": 32, "min_rollouts": 32})
+    scene = Scene(settings, database, tiny_model, learning)
+    for _ in range(4 * 32):
+        scene.rollout(action_tokens=1)
+    worker = LearnWorker(settings, database)
+    for _ in range(4):
+        worker.tick()
+    shares = []
+    for version in (scene.versions()[0], scene.versions()[-1]):
+        plain = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+        served = PeftModel.from_pretrained(plain, version.path)
+        prompts = torch.tensor([[*SHARED_PROMPT, i, i + 1, i + 2, i + 3] for i in range(40, 60)])
+        with torch.no_grad():
+            probabilities = served(prompts).logits[:, -1].softmax(-1)
+        shares.append(probabilities[:, ::2].sum(-1).mean().item())
+    assert scene.policy().head == 3
+    assert shares[1] > shares[0] + 0.1
