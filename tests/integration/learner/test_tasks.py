@@ -2,8 +2,41 @@
 
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from subprocess import Popen
 
-import psutil
+import pytest
+
+from app.celery_app import LEARN_TICK, create_celery_app, worker_command
+from app.settings import Settings
+from learner.tasks import NICENESS
+from tests.integration.control.processes import eventually, process
+from tests.integration.learner.scene import Scene
+
+
+@contextmanager
+def learn_worker(settings: Settings, log: Path) -> Iterator[Popen[bytes]]:
+    environment = {"EVERGREEN_HOME": str(settings.home), "EVERGREEN_DTYPE": "float32", "OMP_NUM_THREADS": "1"}
+    with process(worker_command("learn"), log, **environment) as child:
+        eventually(lambda: b"ready." in log.read_bytes(), within_s=120, what="the learn worker starts")
+        yield child
+
+
+@pytest.mark.timeout(300)
+def test_a_worker_process_learns_when_it_is_woken(scene: Scene, settings: Settings, tmp_path: Path) -> None:
+    scene.rollouts(8)
+    waker = create_celery_app(settings)
+    with learn_worker(settings, tmp_path / "learn.log") as child:
+        assert os.getpriority(os.PRIO_PROCESS, child.pid) == NICENESS
+
+        def trained() -> bool:
+            waker.send_task(LEARN_TICK, queue="learn", expires=1.0)
+            return scene.policy().head == 1
+
+        eventually(trained, within_s=120, what="version 1")
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(timeout=60) == 0
+    assert scene.states() == {("trained", None): 8}
+    assert [u.state for u in scene.updates()] == ["done", "done"]
