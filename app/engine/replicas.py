@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Collection
 from types import TracebackType
 from typing import Self
 from uuid import UUID
@@ -43,22 +44,23 @@ class Router:
         self._database = database
         self._in_flight: Counter[str] = Counter()
 
-    async def pick(self, policy_id: UUID, number: int | None = None) -> Route:
+    async def pick(self, policy_id: UUID, number: int | None = None, *, avoid: Collection[str] = ()) -> Route:
         """The healthy replica with the fewest requests of this process that has the version loaded and verified.
 
         Args:
             number: a pinned version; None: the policy's live one.
+            avoid: replicas that this request could not reach.
 
         Raises:
             NotFound: version_not_loaded (a pinned version that no replica has loaded).
             Unavailable: policy_preparing (nothing was deployed yet), no_replica (no healthy engine has it).
         """
-        rows = await asyncio.to_thread(self._read, policy_id, number)
+        rows = await asyncio.to_thread(self._read, policy_id, number, avoid)
         return Route(min(rows, key=lambda row: self._in_flight[row.url]), self._in_flight)
 
-    def _read(self, policy_id: UUID, number: int | None) -> list[RouteRow]:
+    def _read(self, policy_id: UUID, number: int | None, avoid: Collection[str]) -> list[RouteRow]:
         with self._database.read() as session:
-            rows = routes(session, policy_id, number)
+            rows = [row for row in routes(session, policy_id, number) if row.url not in avoid]
             if rows:
                 return rows
             raise _nothing_loaded(number, live_number(session, policy_id))

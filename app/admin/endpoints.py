@@ -1,0 +1,9 @@
+"""/admin: what an operator reads and changes. Every path needs a key with the scope `admin`."""
+
+from fastapi import APIRouter
+
+from app.admin import fleet, keys, policies, rollouts, updates
+
+router = APIRouter(prefix="/admin", tags=["admin"])
+for part in (rollouts, updates, policies, keys, fleet):
+    router.include_router(part.router)

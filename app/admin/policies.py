@@ -1,0 +1,213 @@
+"""/admin/policies: the named models, their settings and versions, learning on and off."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+from fastapi import APIRouter, Query, Request
+from fastapi import Path as PathItem
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from sqlalchemy.orm import Session
+
+from app.admin.pages import DEFAULT_LIMIT, Json, Limit
+from app.auth import AdminKey
+from app.body import Body, invalid_fields, json_body, read_object, validated
+from app.db.models import Policy, PolicyVersion
+from app.db.repositories.policies import create_policy, get_policy, list_policies, lock_policy, set_learning
+from app.db.repositories.versions import list_versions, pin_version
+from app.errors import Conflict, InvalidRequest
+from app.feedback.views import moment
+from app.policies.learning import LearningSettings
+from app.service import ServiceDep
+
+router = APIRouter()
+
+BeforeNumber = Annotated[int, Query(ge=0, le=2**31 - 1)]
+VersionNumber = Annotated[int, PathItem(ge=0, le=2**31 - 1)]
+
+FIXED_WITH_VERSION_ZERO = ("lora_rank", "lora_alpha", "value_rank")
+"""Shapes of weights that exist from version 0 on."""
+
+
+class PolicyChange(Body):
+    """Absent: stays as it is."""
+
+    settings: dict[str, Any] | None = None
+    """LearningSettings to change; the others stay."""
+    sampling: Literal["honour", "override"] | None = None
+    reward_min: float | None = None
+    reward_max: float | None = None
+
+
+class NewPolicy(PolicyChange):
+    name: str
+    base_model: str | None = None
+    """A directory in Hugging Face layout; absent: the oldest policy's."""
+
+
+class LearningSwitch(Body):
+    on: bool
+
+
+class Pin(Body):
+    pinned: bool
+
+
+@router.get("/policies")
+async def policies(service: ServiceDep, key: AdminKey) -> Json:
+    """Oldest first."""
+    return {"data": [_policy(policy) for policy in await service.read(list_policies)]}
+
+
+@router.post("/policies", status_code=201, openapi_extra=json_body(NewPolicy))
+async def create(request: Request, service: ServiceDep, key: AdminKey) -> Json:
+    """A new policy on a base model that is here; it is preparing until a learn worker has made its version 0."""
+    value, _ = await read_object(request)
+    new = validated(NewPolicy, value)
+    settings = _settings(new.settings or {})
+
+    def work(session: Session) -> Json:
+        policy = create_policy(
+            session,
+            name=new.name,
+            base_model=_base_model(session, new.base_model),
+            settings=settings,
+            sampling=new.sampling or "honour",
+            reward_min=-1.0 if new.reward_min is None else new.reward_min,
+            reward_max=1.0 if new.reward_max is None else new.reward_max,
+        )
+        return _policy(policy)
+
+    return await service.write(work, order=key.id)
+
+
+@router.get("/policies/{name}")
+async def policy(name: str, service: ServiceDep, key: AdminKey) -> Json:
+    """One policy."""
+    return _policy(await service.read(lambda session: get_policy(session, name)))
+
+
+@router.patch("/policies/{name}", openapi_extra=json_body(PolicyChange))
+async def change(name: str, request: Request, service: ServiceDep, key: AdminKey) -> Json:
+    """Change what it learns with (from its next update on), how it samples, or the range of its rewards."""
+    value, _ = await read_object(request)
+    changes = validated(PolicyChange, value)
+    return await service.write(lambda session: _change(session, name, changes), order=key.id)
+
+
+@router.put("/policies/{name}/learning", openapi_extra=json_body(LearningSwitch))
+async def learning(name: str, request: Request, service: ServiceDep, key: AdminKey) -> Json:
+    """Switch learning on or off. Serving and logging go on; a running update ends as usual."""
+    value, _ = await read_object(request)
+    switch = validated(LearningSwitch, value)
+    return _policy(await service.write(lambda session: set_learning(session, name, switch.on), order=key.id))
+
+
+@router.get("/policies/{name}/versions")
+async def versions(
+    name: str, service: ServiceDep, key: AdminKey, limit: Limit = DEFAULT_LIMIT, before: BeforeNumber | None = None
+) -> Json:
+    """Newest first, of those with a number below `before`."""
+
+    def work(session: Session) -> Json:
+        found = list_versions(session, get_policy(session, name).id, limit, before)
+        more = found[-1].number if len(found) == limit else None
+        return {"data": [_version(version) for version in found], "next": more}
+
+    return await service.read(work)
+
+
+@router.put("/policies/{name}/versions/{number}", openapi_extra=json_body(Pin))
+async def pin(name: str, number: VersionNumber, request: Request, service: ServiceDep, key: AdminKey) -> Json:
+    """Pin a version: it stays loaded as `name@number` and its files stay. Or unpin it."""
+    value, _ = await read_object(request)
+    pinned = validated(Pin, value).pinned
+    version = await service.write(
+        lambda session: pin_version(session, get_policy(session, name).id, number, pinned), order=key.id
+    )
+    return _version(version)
+
+
+def _change(session: Session, name: str, changes: PolicyChange) -> Json:
+    policy = lock_policy(session, get_policy(session, name).id)
+    if changes.settings is not None:
+        merged = _settings({**policy.settings, **changes.settings}).model_dump(mode="json")
+        for fixed in FIXED_WITH_VERSION_ZERO:
+            if policy.head is not None and merged[fixed] != policy.settings[fixed]:
+                raise Conflict(
+                    f"'{fixed}' shapes weights that exist already: create another policy with it.",
+                    code="setting_fixed",
+                    param=f"settings.{fixed}",
+                )
+        policy.settings = merged
+    policy.sampling = changes.sampling or policy.sampling
+    if changes.reward_min is not None or changes.reward_max is not None:
+        low = policy.reward_min if changes.reward_min is None else changes.reward_min
+        high = policy.reward_max if changes.reward_max is None else changes.reward_max
+        if low >= high:
+            raise InvalidRequest(
+                f"The reward range [{low:g}, {high:g}] is empty: reward_min must be below reward_max.",
+                code="invalid_reward_range",
+                param="reward_min",
+            )
+        policy.reward_min, policy.reward_max = low, high
+    session.flush()
+    return _policy(policy)
+
+
+def _settings(value: dict[str, Any]) -> LearningSettings:
+    try:
+        return LearningSettings.model_validate(value)
+    except ValidationError as error:
+        errors = [{**each, "loc": ("settings", *each["loc"])} for each in error.errors(include_url=False)]
+        raise invalid_fields(cast(list[ErrorDetails], errors), {"settings": value}) from None
+
+
+def _base_model(session: Session, directory: str | None) -> str:
+    known = list_policies(session)
+    if directory is None and known:
+        return known[0].base_model
+    if directory is None or not (Path(directory) / "config.json").is_file():
+        raise InvalidRequest(
+            "'base_model' must be a directory on this machine that holds a model in Hugging Face layout.",
+            code="invalid_value",
+            param="base_model",
+        )
+    return str(Path(directory).resolve())
+
+
+def _policy(policy: Policy) -> Json:
+    return {
+        "id": str(policy.id),
+        "name": policy.name,
+        "base_model": policy.base_model,
+        "training": policy.training,
+        "sampling": policy.sampling,
+        "reward_min": policy.reward_min,
+        "reward_max": policy.reward_max,
+        "live": policy.live,
+        "head": policy.head,
+        "learning": policy.learning,
+        "idle_reason": policy.idle_reason,
+        "learner_seen_at": moment(policy.learner_seen_at),
+        "updates_done": policy.updates_done,
+        "settings": policy.settings,
+        "created_at": moment(policy.created_at),
+    }
+
+
+def _version(version: PolicyVersion) -> Json:
+    return {
+        "number": version.number,
+        "parent": version.parent,
+        "update_id": str(version.update_id) if version.update_id else None,
+        "adapter_name": version.adapter_name,
+        "path": version.path,
+        "sha256": version.sha256,
+        "status": version.status,
+        "pinned": version.pinned,
+        "deploy_attempts": version.deploy_attempts,
+        "live_at": moment(version.live_at),
+        "files_deleted_at": moment(version.files_deleted_at),
+        "created_at": moment(version.created_at),
+    }

@@ -1,0 +1,54 @@
+"""The `model` of a request -> the policy, the pinned version if any, and the renderer of its base model."""
+
+import re
+from dataclasses import dataclass
+
+from app.auth import may_use
+from app.db.models import ApiKey, Policy
+from app.db.repositories.policies import get_policy
+from app.errors import Forbidden, NotFound, Unavailable
+from app.inference.render import ChatRenderer
+from app.service import Service
+
+_PINNED = re.compile(r"(?P<policy>[^@]+)@(?P<version>[0-9]{1,9})")
+
+
+@dataclass(frozen=True)
+class Target:
+    policy: Policy
+    number: int | None
+    """A pinned version; None: the live one at the time."""
+    renderer: ChatRenderer
+
+
+async def find_target(service: Service, key: ApiKey, model: str) -> Target:
+    """
+    Args:
+        model: a policy's name, or `name@version`.
+
+    Raises:
+        NotFound: model_not_found. Forbidden: the key is bound to another policy. Unavailable: policy_preparing.
+    """
+    pinned = _PINNED.fullmatch(model)
+    if pinned is None and "@" in model:
+        raise NotFound(
+            f"The model {model!r} does not exist: a version is pinned as NAME@NUMBER, such as default@3.",
+            code="model_not_found",
+            param="model",
+        )
+    name = pinned["policy"] if pinned else model
+    policy = await service.read(lambda session: get_policy(session, name))
+    if not may_use(key, policy):
+        raise Forbidden(
+            f"This API key may not use the model {name!r}: GET /v1/models lists those that it may use.",
+            code="policy_not_allowed",
+            param="model",
+        )
+    if policy.live is None:
+        raise Unavailable(
+            f"The policy {name!r} is being prepared: its first version is not served yet. Try again in a few seconds.",
+            code="policy_preparing",
+            headers={"Retry-After": "2"},
+        )
+    renderer = await service.renderers.get(policy.base_model)
+    return Target(policy, int(pinned["version"]) if pinned else None, renderer)
