@@ -263,7 +263,7 @@ class Update(Base):
             sqlite_where=text("state = 'running'"),
             postgresql_where=text("state = 'running'"),
         ),
-        Index("ix_updates_policy_started", "policy_id", "started_at"),
+        Index("ix_updates_policy", "policy_id", "id"),
     )
 
     id: Mapped[UUID] = _id()

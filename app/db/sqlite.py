@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Lock
+from threading import Lock, get_ident
 from typing import Any, Literal
 
 from sqlalchemy import Engine, event
@@ -26,15 +26,20 @@ class WriteTurn:
 
     def __init__(self, database: Path) -> None:
         self._threads = Lock()
+        self._holder: int | None = None
         self._file = os.open(f"{database}-write-turn", os.O_RDWR | os.O_CREAT, 0o600)
 
     @contextmanager
     def held(self) -> Iterator[None]:
+        if self._holder == get_ident():
+            raise RuntimeError("a write transaction inside another one of the same thread would wait for ever")
         with self._threads:
             fcntl.flock(self._file, fcntl.LOCK_EX)
+            self._holder = get_ident()
             try:
                 yield
             finally:
+                self._holder = None
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def close(self) -> None:

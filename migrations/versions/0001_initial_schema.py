@@ -107,7 +107,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id"),
     )
     with op.batch_alter_table("updates", schema=None) as batch_op:
-        batch_op.create_index("ix_updates_policy_started", ["policy_id", "started_at"], unique=False)
+        batch_op.create_index("ix_updates_policy", ["policy_id", "id"], unique=False)
         batch_op.create_index(
             "uq_updates_one_running_per_policy",
             ["policy_id"],
@@ -382,7 +382,7 @@ def downgrade() -> None:
             sqlite_where=sa.text("state = 'running'"),
             postgresql_where=sa.text("state = 'running'"),
         )
-        batch_op.drop_index("ix_updates_policy_started")
+        batch_op.drop_index("ix_updates_policy")
 
     op.drop_table("updates")
     with op.batch_alter_table("events", schema=None) as batch_op:

@@ -1,15 +1,18 @@
-"""A fresh database for every test, on SQLite and on PostgreSQL, copied from one that was migrated once."""
+"""An empty, migrated database for every test, on SQLite and on PostgreSQL."""
 
 import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg import sql
 from sqlalchemy import make_url
 
+from app.db.models import Base
 from app.db.session import Database
 from tests.integration.store.world import World
 from tests.postgres import postgres_server
@@ -35,32 +38,24 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def postgres_template(postgres: str) -> Iterator[str]:
+def postgres_store(postgres: str) -> Iterator[str]:
     with created(postgres) as url:
         database = Database(url)
         database.upgrade()
         database.close()
-        yield str(make_url(url).database)
+        yield url
 
 
-class created:  # noqa: N801 (used as a function)
+@contextmanager
+def created(server: str) -> Iterator[str]:
     """A new PostgreSQL database, dropped at the end."""
-
-    def __init__(self, server: str, template: str = "template1") -> None:
-        self.server = server
-        self.name = f"evergreen_store_{os.getpid()}_{next(_numbers)}"
-        self.template = template
-
-    def __enter__(self) -> str:
-        self._run(f"CREATE DATABASE {self.name} TEMPLATE {self.template}")
-        return make_url(self.server).set(database=self.name).render_as_string(hide_password=False)
-
-    def __exit__(self, *_: object) -> None:
-        self._run(f"DROP DATABASE {self.name} WITH (FORCE)")
-
-    def _run(self, statement: str) -> None:
-        with psycopg.connect(self.server, autocommit=True) as connection:
-            connection.execute(statement)
+    name = f"evergreen_store_{os.getpid()}_{next(_numbers)}"
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        try:
+            yield make_url(server).set(database=name).render_as_string(hide_password=False)
+        finally:
+            connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 @pytest.fixture(params=BACKENDS)
@@ -86,9 +81,12 @@ def url(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterato
         shutil.copy(request.getfixturevalue("sqlite_template"), path)
         yield f"sqlite:///{path}"
         return
-    server, template = request.getfixturevalue("postgres"), request.getfixturevalue("postgres_template")
-    with created(server, template) as url:
-        yield url
+    url = request.getfixturevalue("postgres_store")
+    yield url
+    # creating and dropping a database takes a second each, deleting a test's few rows does not
+    with psycopg.connect(url) as connection:
+        for table in reversed(Base.metadata.sorted_tables):
+            connection.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier(table.name)))
 
 
 @pytest.fixture

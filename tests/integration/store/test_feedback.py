@@ -9,11 +9,13 @@ import pytest
 from sqlalchemy import select
 
 from app.db.models import Feedback, Policy
+from app.db.repositories.keys import create_key
 from app.db.repositories.policies import lock_policy
 from app.db.session import Database
 from app.errors import ApiError, Conflict, InvalidRequest, NotFound
 from app.policies.learning import LearningSettings
 from app.rollouts.learning import fail_update
+from app.rollouts.lifecycle import close_rollout
 from app.rollouts.states import SkipReason
 from tests.integration.store.world import World
 
@@ -138,8 +140,6 @@ def test_a_late_reward_counts_after_all_if_the_update_fails(world: World) -> Non
 def test_a_missing_reward_can_come_within_the_staleness_limit(world: World) -> None:
     begun = world.call()
     with world.database.write() as session:
-        from app.rollouts.lifecycle import close_rollout
-
         close_rollout(session, world.rollout(begun.rollout_id))
     world.new_version()
     world.new_version()
@@ -151,8 +151,6 @@ def test_a_missing_reward_can_come_within_the_staleness_limit(world: World) -> N
 def test_a_missing_reward_that_comes_too_late_changes_nothing(world: World) -> None:
     begun = world.call()
     with world.database.write() as session:
-        from app.rollouts.lifecycle import close_rollout
-
         close_rollout(session, world.rollout(begun.rollout_id))
     for _ in range(3):
         world.new_version()
@@ -168,8 +166,6 @@ def test_without_a_staleness_limit_no_reward_comes_too_late(world: World) -> Non
         policy.settings = settings.model_dump(mode="json")
     begun = world.call()
     with world.database.write() as session:
-        from app.rollouts.lifecycle import close_rollout
-
         close_rollout(session, world.rollout(begun.rollout_id))
     for _ in range(5):
         world.new_version()
@@ -269,8 +265,6 @@ def test_targets_must_exist_be_reachable_and_agree(world: World) -> None:
 
 
 def test_a_judge_rewards_every_rollout_and_a_stranger_none(world: World) -> None:
-    from app.db.repositories.keys import create_key
-
     begun = world.call()
     with world.database.write() as session:
         stranger = create_key(session, name="s", scopes=["inference", "feedback"])[0]
