@@ -16,6 +16,8 @@ from envs.evaluate import evaluate
 from envs.journal import Journal
 from envs.results import Evaluation, Played
 
+UNFINISHED_LIMIT = 64
+"""Closed loop: rollouts neither trained nor skipped at any time, two updates' worth."""
 FEEDBACK_WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 30.0)
 """Waits between tries of one reward: a server that is back within a minute loses none."""
 
@@ -25,16 +27,13 @@ class PlaySettings:
     """How to play.
 
     agents: rollouts asked for at once in the closed loop. rate: rollouts started per second, whatever the server
-    does (open loop); None: closed loop. unfinished_limit: see Backlog. give_up_after_s: see Asking.
+    does (open loop); None: closed loop. give_up_after_s: see Asking.
     """
 
     policy: str = "default"
     agents: int = 16
     rate: float | None = None
-    unfinished_limit: int = 64
     give_up_after_s: float = 300.0
-    feedback_waits_s: tuple[float, ...] = FEEDBACK_WAITS_S
-    look_every_s: float = 1.0
 
 
 class Player:
@@ -59,8 +58,7 @@ class Player:
         self._backlog = Backlog(
             connection.rollout,
             self._asking.failed,
-            limit=settings.unfinished_limit if settings.rate is None else sys.maxsize,
-            interval_s=settings.look_every_s,
+            limit=UNFINISHED_LIMIT if settings.rate is None else sys.maxsize,
         )
         self.played: list[Played] = []
         self.evaluations: dict[int, Evaluation] = {}
@@ -145,7 +143,7 @@ class Player:
     async def _reward(self, completion: Completion, reward: float) -> str:
         """Post the reward until it is acknowledged: same body, same idempotency key. Returns what became of it."""
         key = f"reward-{completion.interaction}"
-        for wait in (*self._settings.feedback_waits_s, None):
+        for wait in (*FEEDBACK_WAITS_S, None):
             try:
                 answer = await self._connection.reward(completion.interaction, reward, key)
             except RequestFailed as failure:

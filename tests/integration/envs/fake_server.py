@@ -53,6 +53,9 @@ class FakeServer:
     full: threading.Event = field(default_factory=threading.Event)
     """Set when 64 rollouts are unfinished."""
 
+    look_made: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    """Released once per look at a rollout."""
+
     def app(self) -> ASGIApp:
         return Starlette(
             routes=[
@@ -130,6 +133,7 @@ class FakeServer:
 
     async def rollout(self, request: Request) -> Response:
         self.looks += 1
+        self.look_made.release()
         if refusal := self._refusal(request):
             return refusal
         rollout = self.rollouts.get(request.path_params["id"])

@@ -2,6 +2,10 @@
 
 import csv
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -131,8 +135,8 @@ def test_the_closed_loop_never_has_more_than_64_unfinished(tmp_path: Path) -> No
         player = threading.Thread(target=lambda: results.append(simulate(url, tmp_path, *options)))
         player.start()
         assert server.full.wait(20)
-        while server.looks < 6:  # it keeps asking after its own, and asks nothing new
-            player.join(0.1)
+        for _ in range(6):  # it keeps asking after its own, and asks nothing new
+            assert server.look_made.acquire(timeout=20)
         assert len(server.rollouts) == 64
         server.learning.set()
         player.join(60)
@@ -219,7 +223,7 @@ def test_it_goes_on_after_the_server_was_away(tmp_path: Path) -> None:
     chat = server.chat
 
     async def chat_and_tell(request: Any) -> Any:
-        if len(server.rollouts) == 60:
+        if len(server.rollouts) >= 60:
             reached.set()
         return await chat(request)
 
@@ -232,6 +236,7 @@ def test_it_goes_on_after_the_server_was_away(tmp_path: Path) -> None:
         assert reached.wait(20)
     while not (tmp_path / "journal.jsonl").read_text().count("unreachable"):
         player.join(0.05)
+        assert player.is_alive()
     with serving(server.app(), port=int(url.rsplit(":", 1)[1])):
         player.join(60)
     assert results
@@ -266,6 +271,27 @@ def test_it_stops_with_a_sentence(tmp_path: Path, trained_at_once: tuple[FakeSer
     again = simulate(url, tmp_path / "unknown")
     assert again.exit_code == 2
     assert "already holds a run" in again.output
+
+
+def test_an_interrupted_run_leaves_what_it_has_measured(tmp_path: Path) -> None:
+    """A real process, stopped with Ctrl-C while it waits for a learner that is not there."""
+    server = FakeServer(lambda version, text: "red")
+    with serving(server.app()) as url:
+        command = [sys.executable, "-m", "envs.cli", "tickets", "--seed", str(SEED), "--out", str(tmp_path)]
+        environment = os.environ | {"EVERGREEN_URL": url, "EVERGREEN_API_KEY": KEY}
+        player = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        assert server.full.wait(30)
+        while len(server.bodies("/feedback")) < 64:
+            assert server.look_made.acquire(timeout=30)
+        for _ in range(4):  # two rounds of looks later it has read the last reply
+            assert server.look_made.acquire(timeout=30)
+        player.send_signal(signal.SIGINT)
+        player.communicate(timeout=30)
+    assert player.returncode == 130
+    assert summary(tmp_path)["complete"] is False
+    assert summary(tmp_path)["phases"][0]["rollouts"] == 64
+    assert {row["rollout"] for row in rollouts(tmp_path)} == server.rollouts.keys()
+    assert len(journal(tmp_path, "feedback")) == 64
 
 
 def test_replies_that_are_no_completions_are_failures(tmp_path: Path, trained_at_once: tuple[FakeServer, str]) -> None:

@@ -23,11 +23,12 @@ def test_no_label_phase_or_hint_reaches_the_server(tmp_path: Path) -> None:
     server.learning.set()
     with serving(server.app()) as url:
         proxy = RecordingProxy(url)
+        options = ("--phases", "3", "--rollouts-per-phase", "60", "--env-training-texts", "60")
         with serving(proxy.app()) as proxied:
-            result = simulate(proxied, tmp_path, "--phases", "3", "--rollouts-per-phase", "180")
+            result = simulate(proxied, tmp_path, *options)
     assert result.exit_code == 0, result.output
 
-    environment = Tickets(SEED, held_out_texts=12)
+    environment = Tickets(SEED, training_texts=60, held_out_texts=12)
     prompt = environment.reset(0, 1).messages[:-1]
     chats, rewards, looks, models = [], [], [], []
     for request in proxy.recorded:
@@ -43,8 +44,8 @@ def test_no_label_phase_or_hint_reaches_the_server(tmp_path: Path) -> None:
             models.append(kind)
     assert models == [("GET", "/v1/models")]
     assert all(request.body == b"" for request in looks)
-    assert len(rewards) == 3 * 180
-    assert len(chats) == 3 * (180 + 12)
+    assert len(rewards) == 3 * 60
+    assert len(chats) == 3 * (60 + 12)
 
     training = [chat for chat in chats if "metadata" not in chat]
     held_out = [chat for chat in chats if "metadata" in chat]
@@ -60,8 +61,8 @@ def test_no_label_phase_or_hint_reaches_the_server(tmp_path: Path) -> None:
         assert chat.keys() == {"model", "messages", "temperature", "max_tokens", "metadata"}
         assert chat["metadata"] == {"train": "false"}
         assert chat["messages"][:-1] == prompt
-    # a phase is one round over the 180 texts: whatever a phase might add to a request would show here
-    phases = [training[n * 180 : (n + 1) * 180] for n in range(3)]
+    # a phase is one round over the 60 texts: whatever a phase might add to a request would show here
+    phases = [training[n * 60 : (n + 1) * 60] for n in range(3)]
     requests = [sorted(repr(chat) for chat in phase) for phase in phases]
     assert requests[0] == requests[1] == requests[2]
 
