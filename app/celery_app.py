@@ -5,10 +5,12 @@ changes nothing. Hence early acks, no retries (the next tick is the retry), no r
 `control` holds no torch; learner/tasks.py registers `learner.learn_tick` here and runs on the `learn` queue.
 """
 
+import logging
 import sys
 from typing import Any, Literal
 
 from celery import Celery
+from celery.signals import after_setup_logger
 from kombu.entity import Exchange, Queue
 
 from app.settings import Settings, get_settings
@@ -60,6 +62,7 @@ def create_celery_app(settings: Settings) -> Celery:
         worker_pool="solo",
         worker_prefetch_multiplier=1,
         worker_enable_remote_control=False,
+        worker_redirect_stdouts=False,
         beat_scheduler="celery.beat:Scheduler",  # in memory: ticks of a minute at most need no schedule file
         beat_schedule={
             "learn": _tick(LEARN_TICK, "learn", 1.0),
@@ -82,6 +85,13 @@ def worker_command(queue: QueueName) -> list[str]:
 def beat_command() -> list[str]:
     """The command line of beat: a process of its own, since `worker -B` leaves an orphan when the worker is killed."""
     return [sys.executable, "-m", "celery", "-A", "app.celery_app", "beat", "--pidfile", "", "--loglevel", "WARNING"]
+
+
+@after_setup_logger.connect
+def _quiet(**_: Any) -> None:
+    """A line or two for every tick and every look at an engine would bury what matters."""
+    for name in ("celery.worker.strategy", "celery.app.trace", "httpx"):
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 celery_app = create_celery_app(get_settings())

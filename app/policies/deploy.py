@@ -14,6 +14,7 @@ from app.db.models import Replica
 from app.db.repositories import deployments, replicas
 from app.db.session import Database
 from app.engine.control_client import ControlClient
+from app.policies.canary import Reading
 from app.policies.reconcile import ReplicaPass
 
 PROBE_TIMEOUT_S = 5.0
@@ -36,6 +37,7 @@ class Deployer:
         self._work = ControlClient(WORK_TIMEOUT_S)
         self._pool = ThreadPoolExecutor(MAX_REPLICAS_AT_ONCE, thread_name_prefix="replica")
         self._running: dict[UUID, Future[None]] = {}
+        self._readings: dict[UUID, dict[str, list[Reading]]] = {}
 
     def tick(self, wait_s: float = 2.0) -> None:
         """Begin a pass over every replica that has none, wait for them up to `wait_s`, and promote what is ready.
@@ -44,7 +46,8 @@ class Deployer:
         """
         for replica in self._replicas():
             if replica.id not in self._running:
-                one = ReplicaPass(self._database, self._probe, self._work, replica, self._owner)
+                readings = self._readings.setdefault(replica.id, {})
+                one = ReplicaPass(self._database, self._probe, self._work, replica, self._owner, readings)
                 self._running[replica.id] = self._pool.submit(one.run)
         ended, _ = wait(self._running.values(), timeout=wait_s)
         self._running = {key: future for key, future in self._running.items() if future not in ended}

@@ -1,6 +1,7 @@
 """One pass over one replica: make what it has loaded match the plan. No transaction is open while HTTP runs."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 
 import structlog
@@ -31,9 +32,18 @@ class ReplicaPass:
     probe: a client with a short timeout, for health and what is loaded.
     work: one with a longer timeout, for loads and the canary.
     owner: this process; the replica's row is owned while the pass runs.
+    readings: what the canary has read of adapters that are loaded there, kept between passes.
     """
 
-    def __init__(self, database: Database, probe: ControlClient, work: ControlClient, replica: Replica, owner: str):
+    def __init__(
+        self,
+        database: Database,
+        probe: ControlClient,
+        work: ControlClient,
+        replica: Replica,
+        owner: str,
+        readings: dict[str, list[Reading]],
+    ):
         self._database = database
         self._probe = probe
         self._work = work
@@ -41,7 +51,7 @@ class ReplicaPass:
         self._url = replica.url
         self._owner = owner
         self._loaded: set[str] = set()
-        self._readings: dict[str, list[Reading]] = {}
+        self._readings = readings
 
     def run(self) -> None:
         if not self._own():
@@ -67,6 +77,8 @@ class ReplicaPass:
                 replicas.note_unreachable(session, self._replica.id, error.message, grace_s=grace_s)
             return False
         self._loaded = {model.id for model in served if model.parent is not None}
+        for name in self._readings.keys() - self._loaded:
+            del self._readings[name]
         with self._database.write() as session:
             replicas.note_reachable(session, self._replica.id, self._loaded)
         return True
@@ -137,8 +149,13 @@ class ReplicaPass:
         )
 
     def _read(self, adapter: str, probes: Sequence[Sequence[int]]) -> list[Reading]:
+        """Once per load. The first alone, so that the others find their shared prefix computed, in one batch."""
         if adapter not in self._readings:
-            self._readings[adapter] = [self._work.top_logprobs(self._url, adapter, prompt) for prompt in probes]
+            first, *others = ((self._url, adapter, prompt) for prompt in probes)
+            reading: list[Reading] = [self._work.top_logprobs(*first)]
+            with ThreadPoolExecutor(len(probes)) as pool:
+                reading += pool.map(lambda asked: self._work.top_logprobs(*asked), others)
+            self._readings[adapter] = reading
         return self._readings[adapter]
 
     def _judge(self, version: PolicyVersion, comparison: Comparison | None) -> None:
