@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any
 
 from envs.board import Board
-from envs.connection import Completion, Connection, RequestFailed
+from envs.connection import Completion, Connection, RequestFailed, RolloutStatus
 from envs.environment import Message, Sampling
 from envs.journal import Journal
 
@@ -69,8 +69,7 @@ class Asking:
                 raise VersionNotLoaded from completion
             await asyncio.sleep(self._wait_after(completion))
             return None
-        self._failing_since = None
-        self._failures_in_a_row = 0
+        self.answered()
         self._board.version = max(self._board.version or 0, completion.version)
         self._journal.write(
             "completion" if train else "held_out",
@@ -94,22 +93,38 @@ class Asking:
             self._outstanding -= 1
             self._heard_at = monotonic()
 
+    async def look(self, rollout: str) -> RolloutStatus:
+        """Where a rollout stands. Raises RequestFailed, which the caller hands to `failed`."""
+        status = await self._connection.rollout(rollout)
+        self.answered()
+        return status
+
+    def answered(self) -> None:
+        """A request of whatever kind had its answer."""
+        self._failing_since = None
+        self._failures_in_a_row = 0
+
     def failed(self, failure: RequestFailed) -> None:
-        """Count, journal and, the first time that its kind occurs, show a failed request."""
+        """Count, journal and, the first time that its kind occurs, show a failed request.
+
+        Raises Stopped when nothing but failures has come for too long.
+        """
         name = f"{failure.request}: {failure.kind}"
         if self._board.request_failed(name):
             self._note(f"request failed: {failure}")
         self._journal.write("failed", request=failure.request, kind=failure.kind, message=failure.message)
-
-    def _wait_after(self, failure: RequestFailed) -> float:
-        """Seconds to leave the server alone. Raises Stopped where no later request can fare better."""
         if not failure.transient:
-            raise Stopped(refusal(failure))
+            return
         now = monotonic()
         self._failing_since = self._failing_since or now
         if now - self._failing_since >= self._give_up_after_s:
             raise Stopped(f"nothing but failed requests for {now - self._failing_since:.0f} s; the last: {failure}")
         self._failures_in_a_row += 1
+
+    def _wait_after(self, failure: RequestFailed) -> float:
+        """Seconds to leave the server alone. Raises Stopped where no later request can fare better."""
+        if not failure.transient:
+            raise Stopped(refusal(failure))
         if failure.retry_after_s is not None:
             return failure.retry_after_s
         return min(_FIRST_WAIT_S * 2 ** min(self._failures_in_a_row, 10), _LONGEST_WAIT_S)

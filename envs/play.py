@@ -56,7 +56,7 @@ class Player:
         self._settings = settings
         self._asking = Asking(connection, journal, board, display.note, give_up_after_s=settings.give_up_after_s)
         self._backlog = Backlog(
-            connection.rollout,
+            self._asking.look,
             self._asking.failed,
             limit=UNFINISHED_LIMIT if settings.rate is None else sys.maxsize,
         )
@@ -154,6 +154,7 @@ class Player:
                     break
                 await asyncio.sleep(failure.retry_after_s or wait)
                 continue
+            self._asking.answered()
             self._journal.write(
                 "feedback",
                 interaction=completion.interaction,

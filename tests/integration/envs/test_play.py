@@ -132,7 +132,7 @@ def test_the_closed_loop_never_has_more_than_64_unfinished(tmp_path: Path) -> No
     results: list[Result] = []
     with serving(server.app()) as url:
         options = ("--phases", "1", "--rollouts-per-phase", "192", "--agents", "80")
-        player = threading.Thread(target=lambda: results.append(simulate(url, tmp_path, *options)))
+        player = threading.Thread(target=lambda: results.append(simulate(url, tmp_path, *options)), daemon=True)
         player.start()
         assert server.full.wait(20)
         for _ in range(6):  # it keeps asking after its own, and asks nothing new
@@ -230,7 +230,8 @@ def test_it_goes_on_after_the_server_was_away(tmp_path: Path) -> None:
     server.chat = chat_and_tell  # type: ignore[method-assign]
     with serving(server.app()) as url:
         player = threading.Thread(
-            target=lambda: results.append(simulate(url, tmp_path, "--phases", "1", "--rollouts-per-phase", "400"))
+            target=lambda: results.append(simulate(url, tmp_path, "--phases", "1", "--rollouts-per-phase", "400")),
+            daemon=True,
         )
         player.start()
         assert reached.wait(20)
@@ -246,6 +247,21 @@ def test_it_goes_on_after_the_server_was_away(tmp_path: Path) -> None:
     assert acknowledged <= server.rollouts.keys()
     assert all(server.rollouts[rollout].reward is not None for rollout in acknowledged)
     assert any(kind.endswith("unreachable") for kind in summary(tmp_path)["failed_requests"])
+
+
+def test_it_gives_up_a_server_that_went_away_while_it_waits_for_the_learner(tmp_path: Path) -> None:
+    server = FakeServer(lambda version, text: "red")
+    results: list[Result] = []
+    options = ("--phases", "1", "--rollouts-per-phase", "100", "--agents", "80", "--give-up-after", "2")
+    with serving(server.app()) as url:
+        player = threading.Thread(target=lambda: results.append(simulate(url, tmp_path, *options)), daemon=True)
+        player.start()
+        while len(server.bodies("/feedback")) < 64:
+            assert server.look_made.acquire(timeout=20)
+    player.join(30)
+    assert results
+    assert results[0].exit_code == 1
+    assert "stopped: nothing but failed requests for" in results[0].output
 
 
 def test_it_stops_with_a_sentence(tmp_path: Path, trained_at_once: tuple[FakeServer, str]) -> None:
