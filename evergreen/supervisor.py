@@ -16,6 +16,8 @@ STATUS_EVERY_S = 5.0
 READY_EVERY_S = 0.5
 SLOW_START_S = 60.0
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 Say = Callable[[str], None]
 
 
@@ -43,8 +45,8 @@ class Supervisor:
         self._next_status = self._next_look = 0.0
 
     def run(self) -> None:
-        """Until SIGINT or SIGTERM; a second one kills what has not ended yet."""
-        handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        """Until SIGINT, SIGTERM or SIGHUP; a second one kills what has not ended yet."""
+        handlers = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
         started = monotonic()
         try:
             for child in self.children:

@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from app.db.models import Replica
 from app.db.repositories import deployments, replicas
@@ -32,7 +32,7 @@ class Deployer:
     def __init__(self, database: Database, urls: Sequence[str]):
         self._database = database
         self._urls = urls
-        self._owner = f"{socket.gethostname()}:{os.getpid()}"
+        self._owner = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
         self._probe = ControlClient(PROBE_TIMEOUT_S)
         self._work = ControlClient(WORK_TIMEOUT_S)
         self._pool = ThreadPoolExecutor(MAX_REPLICAS_AT_ONCE, thread_name_prefix="replica")

@@ -236,8 +236,6 @@ def test_a_replica_that_died_is_not_routed_to(
 
 def test_two_ticks_at_once_load_nothing_twice(world: World, engine: FakeEngine, database: Database) -> None:
     deployers = [Deployer(database, [engine.url]) for _ in range(2)]
-    for number, one in enumerate(deployers):
-        one._owner = f"process-{number}"
     with ThreadPoolExecutor(2) as pool:
         for number in range(4):
             if number:
