@@ -21,7 +21,7 @@ _CORPUS = [
 ]
 
 
-def build_base_model(directory: Path, *, seed: int = 0) -> Path:
+def build_base_model(directory: Path, *, seed: int = 0, context: int = CONTEXT) -> Path:
     """Writes a float32 model and tokenizer in Hugging Face layout; logits spread enough for sampling to matter."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -42,7 +42,7 @@ def build_base_model(directory: Path, *, seed: int = 0) -> Path:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
-        max_position_embeddings=CONTEXT,
+        max_position_embeddings=context,
         initializer_range=0.15,
         bos_token_id=fast.convert_tokens_to_ids("<|im_start|>"),
         eos_token_id=fast.eos_token_id,
