@@ -33,14 +33,21 @@ SHARED_PROMPT = list(range(10, 30))
 
 
 class Scene:
-    def __init__(self, settings: Settings, database: Database, model: Path, learning: LearningSettings = LEARNING):
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        model: Path,
+        learning: LearningSettings = LEARNING,
+        name: str = "p",
+    ):
         self.settings = settings
         self.database = database
         self.generator = torch.Generator().manual_seed(5)
         self._model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         with database.write() as session:
-            self.policy_id = create_policy(session, name="p", base_model=str(model), settings=learning).id
-            self.key = create_key(session, name="agent", scopes=["inference", "feedback"])[0]
+            self.policy_id = create_policy(session, name=name, base_model=str(model), settings=learning).id
+            self.key = create_key(session, name=f"agent of {name}", scopes=["inference", "feedback"])[0]
 
     def sample(self, prompt: Sequence[int], count: int) -> tuple[list[int], list[float]]:
         """`count` tokens of version 0 at T = 1 and their log-probs, by plain transformers."""

@@ -302,6 +302,25 @@ def test_a_policy_that_cannot_be_prepared_does_not_stop_the_others(
     assert "Version 0 of a" in event.message
 
 
+def test_two_policies_do_not_mix(
+    scene: Scene, settings: Settings, database: Database, tiny_model: Path, new_worker: NewWorker
+) -> None:
+    """One worker, one model in memory, two policies in turn: each goes on from its own head."""
+    other = Scene(settings, database, tiny_model, LEARNING.model_copy(update={"policy_lr": 1e-2}), name="q")
+    scene.rollouts(8)
+    other.rollouts(8)
+    worker = new_worker()
+    worker.tick()
+    worker.tick()
+    assert scene.states() == {("trained", None): 16}
+    for policy in (scene.policy(), other.policy()):
+        assert (policy.head, policy.updates_done) == (1, 2)
+        checkpoint = settings.artifacts_dir / policy.name / "checkpoints" / str(policy.checkpoint_update_id)
+        version = settings.artifacts_dir / policy.name / "versions" / f"{policy.name}-v1-{policy.checkpoint_update_id}"
+        learnt, served = load_file(checkpoint / "policy.safetensors"), load_file(version / WEIGHTS)
+        assert all(torch.equal(learnt[name], served[name]) for name in learnt)
+
+
 def test_stop_claims_nothing_more(scene: Scene, new_worker: NewWorker) -> None:
     scene.rollouts(4)
     worker = new_worker()
