@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import pairwise
@@ -25,6 +26,7 @@ from app.db.session import Database
 from app.db.types import clock
 from app.settings import Settings
 from learner.artifacts import sha256_of
+from learner.update_files import ORPHANED_AFTER_S
 from learner.worker import LearnWorker
 from tests.integration.learner.scene import LEARNING, SHARED_PROMPT, Scene
 
@@ -319,6 +321,30 @@ def test_two_policies_do_not_mix(
         version = settings.artifacts_dir / policy.name / "versions" / f"{policy.name}-v1-{policy.checkpoint_update_id}"
         learnt, served = load_file(checkpoint / "policy.safetensors"), load_file(version / WEIGHTS)
         assert all(torch.equal(learnt[name], served[name]) for name in learnt)
+
+
+def test_files_of_crashed_updates_are_swept(scene: Scene, new_worker: NewWorker) -> None:
+    """Old files that nothing refers to go after the next commit; young ones may belong to an update under way."""
+    worker = new_worker()
+    worker.tick()
+    versions = Path(scene.versions()[0].path).parent
+    checkpoints = versions.parent / "checkpoints"
+    old = [versions / "p-v1-crashed", versions / ".tmp-p-v1-crashed", checkpoints / ".tmp-crashed"]
+    young = [versions / "p-v1-now", checkpoints / ".tmp-now"]
+    long_ago = time.time() - ORPHANED_AFTER_S - 60
+    for path in old + young:
+        path.mkdir(parents=True)
+        (path / "weights").write_text("half")
+    for path in [*old, *versions.glob(".*.lock"), Path(scene.versions()[0].path)]:
+        os.utime(path, (long_ago, long_ago))
+    scene.rollouts(20)
+    for _ in range(5):
+        worker.tick()
+    assert [path for path in old if path.exists()] == []
+    assert [path for path in young if not path.exists()] == []
+    assert all(Path(version.path).is_dir() for version in scene.versions())
+    finished = [path.name for path in scene.checkpoints() if not path.name.startswith(".tmp-")]
+    assert finished == sorted(str(u.id) for u in scene.updates()[-3:])
 
 
 def test_stop_claims_nothing_more(scene: Scene, new_worker: NewWorker) -> None:
