@@ -58,15 +58,15 @@ class Retention:
                 _delete(path)
 
     def _checkpoints(self, policy: Policy) -> None:
-        folder = self._artifacts / policy.name / "checkpoints"
-        # listed before the database is asked: an update's row is there before its files
-        found = {update_id: path for path in _directories(folder) if (update_id := as_uuid(path.name)) is not None}
+        """A learner deletes what each of its updates supersedes; this takes what one that is gone has left."""
+        old = [path for path in _directories(self._artifacts / policy.name / "checkpoints") if _is_old(path)]
+        found = {update_id: path for path in old if (update_id := as_uuid(path.name)) is not None}
         with self._database.read() as session:
             spent = spent_checkpoints(session, policy.id, found)
         for update_id in spent:
             _delete(found[update_id])
-        for path in _directories(folder):
-            if path.name.startswith(".") and _is_old(path):
+        for path in old:
+            if path.name.startswith("."):
                 _delete(path)
 
     def _bodies(self) -> None:

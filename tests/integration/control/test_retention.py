@@ -69,13 +69,13 @@ class Files:
             session.flush()
             return interaction.id
 
-    def update(self, state: UpdateState, started_at: datetime) -> Path:
+    def update(self, state: UpdateState, started_at: datetime, age_s: float = ORPHAN_AGE_S + 60) -> Path:
         with self.database.write() as session:
             row = Update(policy_id=self.policy_id, state=state, owner="o", base_version=0, settings={},
                          lease_until=started_at, started_at=started_at)  # fmt: skip
             session.add(row)
             session.flush()
-            return self.directory("checkpoints", str(row.id))
+            return self.directory("checkpoints", str(row.id), age_s=age_s)
 
     def tick(self, bodies_kept_days: float = 30.0) -> None:
         Retention(self.database, self.artifacts, bodies_kept_days).tick()
@@ -123,17 +123,19 @@ def test_an_old_live_version_keeps_its_files(files: Files) -> None:
     assert [n for n, path in enumerate(paths) if path.exists()] == [0, 7, *range(10, 30)]
 
 
-def test_the_last_three_checkpoints_and_the_running_one_stay(files: Files) -> None:
+def test_old_checkpoints_go_but_the_last_three_and_the_running_one(files: Files) -> None:
     start = datetime(2026, 1, 1, tzinfo=UTC)
     done = [files.update(UpdateState.DONE, start + timedelta(minutes=n)) for n in range(5)]
     failed = files.update(UpdateState.FAILED, start + timedelta(minutes=9))
     running = files.update(UpdateState.RUNNING, start + timedelta(minutes=10))
+    young = files.update(UpdateState.FAILED, start, age_s=0)
     with files.database.write() as session:
         session.execute(update(Policy).values(checkpoint_update_id=UUID(done[0].name)))
     files.tick()
     assert [path.exists() for path in done] == [True, False, True, True, True]
     assert not failed.exists()
     assert running.exists()
+    assert young.exists(), "its learner may be at it"
 
 
 def test_orphans_go_once_they_are_old(files: Files) -> None:
