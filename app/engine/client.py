@@ -171,6 +171,8 @@ async def _events(response: httpx.Response) -> AsyncGenerator[bytes, None]:
             event, buffer = buffer.split(b"\n\n", 1)
             payload = event.removeprefix(b"data:").strip()
             if payload == b"[DONE]":
+                async for _ in chunks:  # to the end of the body: only then can the connection be used again
+                    pass
                 return
             yield payload
 

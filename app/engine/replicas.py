@@ -2,10 +2,12 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import Self
 from uuid import UUID
+
+from sqlalchemy.orm import Session
 
 from app.db.repositories.replicas import RouteRow, live_number, routes
 from app.db.session import Database
@@ -55,15 +57,23 @@ class Router:
             NotFound: version_not_loaded (a pinned version that no replica has loaded).
             Unavailable: policy_preparing (nothing was deployed yet), no_replica (no healthy engine has it).
         """
-        rows = await asyncio.to_thread(self._read, policy_id, number, avoid)
+        return self.choose(await asyncio.to_thread(self._read, policy_id, number, avoid))
+
+    def choose(self, rows: Sequence[RouteRow]) -> Route:
+        """The one of `candidates` with the fewest requests of this process."""
         return Route(min(rows, key=lambda row: self._in_flight[row.url]), self._in_flight)
 
     def _read(self, policy_id: UUID, number: int | None, avoid: Collection[str]) -> list[RouteRow]:
         with self._database.read() as session:
-            rows = [row for row in routes(session, policy_id, number) if row.url not in avoid]
-            if rows:
-                return rows
-            raise _nothing_loaded(number, live_number(session, policy_id))
+            return candidates(session, policy_id, number, avoid)
+
+
+def candidates(session: Session, policy_id: UUID, number: int | None, avoid: Collection[str] = ()) -> list[RouteRow]:
+    """Where `pick` may go, for callers that read more in the same transaction. Raises what `pick` raises."""
+    rows = [row for row in routes(session, policy_id, number) if row.url not in avoid]
+    if rows:
+        return rows
+    raise _nothing_loaded(number, live_number(session, policy_id))
 
 
 def _nothing_loaded(number: int | None, live: int | None) -> ApiError:

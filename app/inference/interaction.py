@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from types import TracebackType
@@ -30,6 +31,8 @@ from app.rollouts.lifecycle import (
     complete_interaction,
 )
 from app.service import Service
+
+STREAM_END_S = 1.0
 
 log = structlog.get_logger(__name__)
 
@@ -72,8 +75,8 @@ class RunningInteraction:
 
     @classmethod
     async def begin(cls, service: Service, call: Call) -> Self:
-        """Route it and commit its row as running. Raises what Router.pick and the writer raise."""
-        route = await service.router.pick(call.target.policy.id, call.target.number)
+        """Choose a replica and commit the row as running. Raises what the writer raises."""
+        route = service.router.choose(call.target.routes)
         running = cls(service, call, route)
         service.began()
         row = asyncio.ensure_future(running._log_begin())
@@ -164,7 +167,7 @@ class RunningInteraction:
         self._route.release()
         try:
             if self._stream is not None:
-                await self._stream.aclose()
+                await self._end_stream(self._stream)
         finally:
             if not self._completed:
                 assert self._begun is not None
@@ -226,6 +229,15 @@ class RunningInteraction:
             self._route = await self._service.router.pick(target.policy.id, target.number, avoid=avoid)
         except ApiError:
             raise gateway_error(error, pinned=self._pinned) from error
+
+    async def _end_stream(self, stream: AsyncGenerator[Delta, None]) -> None:
+        if self._completed:
+            # read to its end, not closed: the connection can then be used again
+            with suppress(EngineError, TimeoutError):
+                async with asyncio.timeout(STREAM_END_S):
+                    async for _ in stream:
+                        pass
+        await stream.aclose()
 
     def _outcome(self, finish_reason: str, response: bytes | None) -> Completed:
         return Completed(

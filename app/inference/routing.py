@@ -3,10 +3,14 @@
 import re
 from dataclasses import dataclass
 
+from sqlalchemy.orm import Session
+
 from app.auth import may_use
 from app.db.models import ApiKey, Policy
 from app.db.repositories.policies import get_policy
-from app.errors import Forbidden, NotFound, Unavailable
+from app.db.repositories.replicas import RouteRow
+from app.engine.replicas import candidates
+from app.errors import Forbidden, NotFound
 from app.inference.render import ChatRenderer
 from app.service import Service
 
@@ -18,6 +22,8 @@ class Target:
     policy: Policy
     number: int | None
     """A pinned version; None: the live one at the time."""
+    routes: list[RouteRow]
+    """Replicas that serve it now."""
     renderer: ChatRenderer
 
 
@@ -27,7 +33,7 @@ async def find_target(service: Service, key: ApiKey, model: str) -> Target:
         model: a policy's name, or `name@version`.
 
     Raises:
-        NotFound: model_not_found. Forbidden: the key is bound to another policy. Unavailable: policy_preparing.
+        NotFound: model_not_found. Forbidden: the key is bound to another policy. And what Router.pick raises.
     """
     pinned = _PINNED.fullmatch(model)
     if pinned is None and "@" in model:
@@ -37,18 +43,18 @@ async def find_target(service: Service, key: ApiKey, model: str) -> Target:
             param="model",
         )
     name = pinned["policy"] if pinned else model
-    policy = await service.read(lambda session: get_policy(session, name))
+    number = int(pinned["version"]) if pinned else None
+    policy, routes = await service.read(lambda session: _policy_and_routes(session, key, name, number))
+    renderer = await service.renderers.get(policy.base_model)
+    return Target(policy, number, routes, renderer)
+
+
+def _policy_and_routes(session: Session, key: ApiKey, name: str, number: int | None) -> tuple[Policy, list[RouteRow]]:
+    policy = get_policy(session, name)
     if not may_use(key, policy):
         raise Forbidden(
             f"This API key may not use the model {name!r}: GET /v1/models lists those that it may use.",
             code="policy_not_allowed",
             param="model",
         )
-    if policy.live is None:
-        raise Unavailable(
-            f"The policy {name!r} is being prepared: its first version is not served yet. Try again in a few seconds.",
-            code="policy_preparing",
-            headers={"Retry-After": "2"},
-        )
-    renderer = await service.renderers.get(policy.base_model)
-    return Target(policy, int(pinned["version"]) if pinned else None, renderer)
+    return policy, candidates(session, policy.id, number)
