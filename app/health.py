@@ -7,7 +7,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 from starlette.responses import JSONResponse, Response
 
-from app.db.repositories.counts import served_policies, serving_counts
+from app.db.repositories.serving import served_policies, serving_counts
 from app.service import ServiceDep
 
 router = APIRouter(tags=["health"])

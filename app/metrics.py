@@ -7,17 +7,18 @@ adds their counters up. The database's figures are read at the scrape and are th
 import os
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, Metric, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
-from sqlalchemy.orm import Session
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.db.repositories.counts import PolicyFigures, policy_figures
+from app.db.repositories.policies import list_policies
+from app.db.repositories.stats import policy_stats
 from app.service import ServiceDep
 
 router = APIRouter(tags=["health"])
@@ -67,8 +68,10 @@ class CountRequests:
 @router.get("/metrics")
 async def metrics(service: ServiceDep) -> Response:
     """Counters and figures for Prometheus."""
-    figures = await service.read(_figures)
-    return Response(generate_latest(_counters()) + generate_latest(_gauges(figures)), media_type=CONTENT_TYPE_LATEST)
+    figures = await service.read(lambda session: [policy_stats(session, each) for each in list_policies(session)])
+    shown = CollectorRegistry()
+    shown.register(_Figures(figures))
+    return Response(generate_latest(_counters()) + generate_latest(shown), media_type=CONTENT_TYPE_LATEST)
 
 
 def _counters() -> CollectorRegistry:
@@ -79,34 +82,38 @@ def _counters() -> CollectorRegistry:
     return registry
 
 
-def _figures(session: Session) -> list[PolicyFigures]:
-    return policy_figures(session)
+_NUMBERS = (
+    ("evergreen_live_version", "Version that is served", "live"),
+    ("evergreen_head_version", "Newest committed version", "head"),
+    ("evergreen_learning", "1 if learning is on", "learning"),
+    ("evergreen_updates_done", "Updates done", "updates_done"),
+)
+_COUNTS = (
+    ("evergreen_rollouts", "Rollouts by state", "rollouts", "state"),
+    ("evergreen_rollouts_skipped", "Skipped rollouts by reason", "skipped", "reason"),
+    ("evergreen_interactions", "Interactions by state", "interactions", "state"),
+    ("evergreen_interactions_untrained", "Interactions that are not trained, by reason", "untrained", "reason"),
+    ("evergreen_reward_mean", "Mean return of the newest rollouts that became ready", "reward", "window"),
+    ("evergreen_swap_seconds", "From a batch's last reward to the first answer it changed", "swap_s", "quantile"),
+)
+"""(metric, help, key in policy_stats, label)."""
 
 
 class _Figures(Collector):
-    def __init__(self, figures: list[PolicyFigures]) -> None:
+    def __init__(self, figures: list[dict[str, Any]]) -> None:
         self._figures = figures
 
     def collect(self) -> Iterator[Metric]:
-        rollouts = GaugeMetricFamily(
-            "evergreen_rollouts", "Rollouts by state and, if skipped, reason", labels=["policy", "state", "reason"]
-        )
-        live = GaugeMetricFamily("evergreen_live_version", "Version that is served", labels=["policy"])
-        head = GaugeMetricFamily("evergreen_head_version", "Newest committed version", labels=["policy"])
-        learning = GaugeMetricFamily("evergreen_learning", "1 if learning is on", labels=["policy"])
-        updates = GaugeMetricFamily("evergreen_updates_done", "Updates done", labels=["policy"])
-        for policy in self._figures:
-            for (state, reason), count in policy.rollouts.items():
-                rollouts.add_metric([policy.name, state, reason or ""], count)
-            learning.add_metric([policy.name], float(policy.learning))
-            updates.add_metric([policy.name], policy.updates_done)
-            for family, number in ((live, policy.live), (head, policy.head)):
-                if number is not None:
-                    family.add_metric([policy.name], number)
-        return iter((rollouts, live, head, learning, updates))
-
-
-def _gauges(figures: list[PolicyFigures]) -> CollectorRegistry:
-    registry = CollectorRegistry()
-    registry.register(_Figures(figures))
-    return registry
+        for name, text, key in _NUMBERS:
+            family = GaugeMetricFamily(name, text, labels=["policy"])
+            for policy in self._figures:
+                if policy[key] is not None:
+                    family.add_metric([policy["policy"]], float(policy[key]))
+            yield family
+        for name, text, key, label in _COUNTS:
+            family = GaugeMetricFamily(name, text, labels=["policy", label])
+            for policy in self._figures:
+                for value, figure in policy[key].items():
+                    if figure is not None:
+                        family.add_metric([policy["policy"], str(value)], float(figure))
+            yield family

@@ -2,8 +2,8 @@
 
 from fastapi import APIRouter
 
-from app.admin import fleet, keys, policies, rollouts, updates
+from app.admin import fleet, keys, policies, rollouts, stats, updates
 
 router = APIRouter(prefix="/admin", tags=["admin"])
-for part in (rollouts, updates, policies, keys, fleet):
+for part in (stats, rollouts, updates, policies, keys, fleet):
     router.include_router(part.router)

@@ -22,6 +22,7 @@ from app.inference.engine_errors import RequestTimedOut, gateway_error
 from app.inference.labels import Labels
 from app.inference.routing import Target
 from app.inference.trainability import Untrainable
+from app.metrics import COMPLETION_TOKENS, PROMPT_TOKENS
 from app.rollouts.lifecycle import (
     Begun,
     Completed,
@@ -161,6 +162,9 @@ class RunningInteraction:
             lambda session: complete_interaction(session, self.id, done), order=self._begun.rollout_id
         )
         self._completed = True
+        policy = self.call.target.policy.name
+        PROMPT_TOKENS.labels(policy).inc(len(self.call.prompt_ids))
+        COMPLETION_TOKENS.labels(policy).inc(len(self.token_ids))
 
     async def leave(self, error: BaseException | None) -> None:
         """Free the engine's slot; if nothing was completed, log the interaction as aborted because of `error`."""

@@ -74,7 +74,10 @@ class ChatRenderer:
         self._forbidden: re.Pattern[str] | None = None
         if hugging_face.chat_template is None:
             return
-        self.renderer = _chatml(hugging_face, self.tokenizer)
+        try:
+            self.renderer = _chatml(hugging_face, self.tokenizer)
+        except TemplateError:  # it refuses one of the probes, which ChatML would take
+            self.renderer = None
         if self.renderer is None:
             # These templates are rendered to one string, in which a caller's `<eos>` would be the real one
             self.renderer = create_renderer(hugging_face, AutoRendererConfig())

@@ -1,42 +1,12 @@
-"""Counts per policy: what /metrics and /readyz show."""
+"""What can be served now: for /readyz."""
 
 from dataclasses import dataclass
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from app.db.models import Deployment, Policy, PolicyVersion, Replica, Rollout
+from app.db.models import Deployment, Policy, PolicyVersion, Replica
 from app.rollouts.states import DeploymentState
-
-
-@dataclass(frozen=True)
-class PolicyFigures:
-    name: str
-    live: int | None
-    head: int | None
-    learning: bool
-    updates_done: int
-    rollouts: dict[tuple[str, str | None], int]
-    """(state, reason) -> how many."""
-
-
-def policy_figures(session: Session) -> list[PolicyFigures]:
-    counted = session.execute(
-        select(Rollout.policy_id, Rollout.state, Rollout.reason, func.count()).group_by(
-            Rollout.policy_id, Rollout.state, Rollout.reason
-        )
-    ).all()
-    return [
-        PolicyFigures(
-            name=policy.name,
-            live=policy.live,
-            head=policy.head,
-            learning=policy.learning,
-            updates_done=policy.updates_done,
-            rollouts={(state, reason): count for owner, state, reason, count in counted if owner == policy.id},
-        )
-        for policy in session.scalars(select(Policy).order_by(Policy.name))
-    ]
 
 
 def served_policies(session: Session) -> list[str]:
