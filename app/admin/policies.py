@@ -17,7 +17,7 @@ from app.db.repositories.policies import create_policy, get_policy, list_policie
 from app.db.repositories.versions import list_versions, pin_version
 from app.errors import Conflict, InvalidRequest
 from app.feedback.views import moment
-from app.policies.learning import LearningSettings
+from app.policies.learning import PAPER, LearningSettings
 from app.service import ServiceDep
 
 router = APIRouter()
@@ -131,7 +131,10 @@ async def pin(name: str, number: VersionNumber, request: Request, service: Servi
 def _change(session: Session, name: str, changes: PolicyChange) -> Json:
     policy = lock_policy(session, get_policy(session, name).id)
     if changes.settings is not None:
-        merged = _settings({**policy.settings, **changes.settings}).model_dump(mode="json")
+        kept = policy.settings
+        if "preset" in changes.settings:  # what a preset sets comes from the new one
+            kept = {name: value for name, value in kept.items() if name not in PAPER}
+        merged = _settings({**kept, **changes.settings}).model_dump(mode="json")
         for fixed in FIXED_WITH_VERSION_ZERO:
             if policy.head is not None and merged[fixed] != policy.settings[fixed]:
                 raise Conflict(
