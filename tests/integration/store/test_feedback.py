@@ -203,8 +203,7 @@ def test_one_idempotency_key_used_at_once_counts_once(
     barrier = threading.Barrier(2)
 
     def post(number: int, database: Database) -> dict[str, Any] | str:
-        caller = World.__new__(World)
-        caller.__dict__ |= world.__dict__ | {"database": database}
+        caller = world.on(database)
         barrier.wait(timeout=30)
         try:
             body = "b" * 64 if same_rollout else str(number) * 64

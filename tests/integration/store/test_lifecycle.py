@@ -92,8 +92,7 @@ def test_concurrent_first_calls_share_one_rollout(
     databases = [open_database() for _ in range(threads)]
 
     def first_call(database: Database) -> object:
-        caller = World.__new__(World)
-        caller.__dict__ |= world.__dict__ | {"database": database}
+        caller = world.on(database)
         barrier.wait(timeout=30)
         return caller.begin("shared").rollout_id
 

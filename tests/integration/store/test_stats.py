@@ -104,10 +104,9 @@ def test_the_time_from_a_batchs_last_reward_to_its_versions_first_completion(wor
     assert swap == {"median": pytest.approx(20.0), "p99": pytest.approx(90.0), "versions": 3}
 
 
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 def test_no_query_reads_a_whole_table(world: World) -> None:
     """SQLite's plans: each figure is found through an index, so that a page stays quick when the log has grown."""
-    if world.database.url.get_backend_name() != "sqlite":
-        return
     statements: list[tuple[str, object]] = []
     engine = world.database._reading
     event.listen(engine, "before_cursor_execute", lambda *a: statements.append((a[2], a[3])))

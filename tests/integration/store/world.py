@@ -1,12 +1,14 @@
 """What a test of the store needs to tell a story: a policy, keys, and calls in a few words."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import numpy as np
 from sqlalchemy import update
+from sqlalchemy.orm import Session
 from uuid_utils.compat import uuid7
 
 from app.db.models import ApiKey, Interaction, Policy, Rollout, Update
@@ -22,6 +24,8 @@ from app.rollouts.learning import Idle, UpdateDone, claim_update, commit_update
 from app.rollouts.lifecycle import Begun, Completed, NewInteraction, begin_interaction, complete_interaction
 from app.rollouts.states import SkipReason
 
+T = TypeVar("T")
+
 SMALL = LearningSettings(rollouts_per_update=4, min_rollouts=2, min_rollouts_after_wait=1, max_staleness=2)
 
 
@@ -33,6 +37,16 @@ class World:
             add_version_zero(session, self.policy_id, path="/a/p-v0", sha256="0" * 64, adapter_name="p-v0")
             self.key = create_key(session, name="agent", scopes=["inference", "feedback"])[0]
             self.judge = create_key(session, name="judge", scopes=["feedback"])[0]
+
+    def write(self, work: Callable[[Session], T]) -> T:
+        with self.database.write() as session:
+            return work(session)
+
+    def on(self, database: Database) -> "World":
+        """The same world through another process's eyes."""
+        other = copy(self)
+        other.database = database
+        return other
 
     def begin(
         self,
@@ -58,12 +72,11 @@ class World:
             replica="http://engine",
             tags={},
         )
-        with self.database.write() as session:
-            return begin_interaction(session, new)
+        return self.write(lambda session: begin_interaction(session, new))
 
     def complete(self, interaction: UUID, completion: Sequence[int] = (4, 5), version: int = 0, **changes: Any) -> None:
-        with self.database.write() as session:
-            complete_interaction(session, interaction, completed(completion, version=version, **changes))
+        done = completed(completion, version=version, **changes)
+        self.write(lambda session: complete_interaction(session, interaction, done))
 
     def call(
         self,
@@ -95,8 +108,7 @@ class World:
             body_sha256=changes.pop("body_sha256", "b" * 64),
             **changes,
         )
-        with self.database.write() as session:
-            return apply_feedback(session, key or self.key, new)
+        return self.write(lambda session: apply_feedback(session, key or self.key, new))
 
     def rewarded(self, value: float = 1.0, *, version: int = 0) -> UUID:
         """A one-call rollout with its reward: ready. Returns its id."""
@@ -105,8 +117,7 @@ class World:
         return rollout_id
 
     def claim(self, owner: str = "learner", **changes: Any) -> Claim | Idle:
-        with self.database.write() as session:
-            return claim_update(session, self.policy_id, owner=owner, **changes)
+        return self.write(lambda session: claim_update(session, self.policy_id, owner=owner, **changes))
 
     def batch(self, owner: str = "learner") -> Claim:
         claim = self.claim(owner)
@@ -114,8 +125,8 @@ class World:
         return claim
 
     def commit(self, claim: Claim, *, owner: str = "learner", version: bool = True) -> int | None:
-        with self.database.write() as session:
-            return commit_update(session, claim.update_id, owner, done(claim, version=version))
+        finished = done(claim, version=version)
+        return self.write(lambda session: commit_update(session, claim.update_id, owner, finished))
 
     def new_version(self) -> int:
         """Train two fresh rollouts into the next version."""
