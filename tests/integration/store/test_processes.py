@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from uuid import UUID
 
@@ -49,6 +50,38 @@ def test_processes_that_write_without_a_pause_all_get_their_turn(world: World, u
     # nobody is starved: the slower of two equal processes does a fair part of the work
     assert min(len(ids) for ids in told) > max(len(ids) for ids in told) / 4
     assert mine > 10
+
+
+def test_a_process_that_never_pauses_starves_nobody(world: World, url: str) -> None:
+    """With SQLite's own polling this ends in "database is locked" (docs/decisions/0011-a-queue-for-sqlite-writers.md)."""
+    busy = subprocess.Popen([sys.executable, "-c", BUSY, url], stdout=subprocess.PIPE, text=True)
+    assert busy.stdout is not None
+    assert busy.stdout.readline() == "busy\n"
+    waits = []
+    for _ in range(60):
+        time.sleep(0.02)  # an app that is not busy: between its writes the other one takes every turn
+        began = time.monotonic()
+        world.begin()
+        waits.append(time.monotonic() - began)
+    assert busy.poll() is None
+    busy.kill()
+    busy.communicate(timeout=60)
+    assert max(waits) < 2
+
+
+BUSY = """
+import sys
+from app.db.repositories.events import add_event
+from app.db.session import Database
+
+database = Database(sys.argv[1])
+for number in range(10**9):
+    with database.write() as session:
+        for _ in range(20):
+            add_event(session, "busy", "x" * 200)
+    if number == 20:
+        print("busy", flush=True)
+"""
 
 
 def test_what_was_acknowledged_survives_kill_9(world: World, url: str) -> None:
