@@ -1,22 +1,29 @@
 """The rules of reward: who may give it, what it changes, and what the caller is told."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 from uuid_utils.compat import uuid7
 
-from app.db.models import ApiKey, Feedback, Interaction, Policy, Rollout
-from app.db.repositories.feedback import ENVIRONMENT_ERROR, REWARD, find_by_idempotency_key
-from app.db.repositories.rollouts import as_uuid, count_interactions, interaction_outcomes, lock_rollout
+from app.db.models import ApiKey, Feedback, Policy, Rollout
+from app.db.repositories.feedback import ENVIRONMENT_ERROR, REWARD, applied_feedback, find_by_idempotency_key
+from app.db.repositories.rollouts import (
+    as_uuid,
+    count_interactions,
+    interaction_outcomes,
+    lock_rollout,
+    rollout_of_interaction,
+)
 from app.db.repositories.versions import parent_chain
-from app.db.types import clock
 from app.errors import Conflict, InvalidRequest, NotFound
 from app.feedback.messages import describe
 from app.policies.learning import LearningSettings
-from app.rollouts.lifecycle import find_rollout, settle, transition
+from app.rollouts.lifecycle import find_rollout, may_reach, settle, transition
 from app.rollouts.rewards import count_feedback
 from app.rollouts.states import FeedbackStatus, InteractionState, RolloutState, SkipReason
 from app.rollouts.trainability import too_old
@@ -42,7 +49,54 @@ class NewFeedback:
     idempotency_key: str | None = None
 
 
-def find_target(session: Session, key: ApiKey, new: NewFeedback) -> tuple[Rollout, Interaction | None]:
+def apply_feedback(session: Session, key: ApiKey, new: NewFeedback) -> dict[str, Any]:
+    """Store feedback, let it count if it is in time, and say what became of the rollout and why.
+
+    Returns:
+        The reply's body: {id, rollout_id, interaction_id, status, rollout: {state, reason}, message}. The same
+        idempotency key with the same body gives the first reply again, word for word, and changes nothing.
+
+    Raises:
+        InvalidRequest, NotFound: see `_find_target` and `_check`. Conflict: idempotency_key_reused.
+    """
+    found, interaction_id = _find_target(session, key, new)
+    rollout, now = lock_rollout(session, found.id)
+    repeated = _answered_before(session, key, new)
+    if repeated is not None:
+        return repeated
+    _check(session, rollout, new)
+    feedback = Feedback(
+        id=uuid7(),
+        rollout_id=rollout.id,
+        interaction_id=interaction_id,
+        key_id=key.id,
+        metric=new.metric,
+        value=new.value,
+        final=_is_final(session, rollout, interaction_id, new),
+        outcome=new.outcome,
+        comment=new.comment,
+        status=FeedbackStatus.LATE,
+        idempotency_key=new.idempotency_key,
+        body_sha256=new.body_sha256,
+        created_at=now,
+    )
+    try:
+        # a savepoint only where the insert can clash
+        with session.begin_nested() if new.idempotency_key else nullcontext():
+            _take_effect(session, rollout, feedback)
+            feedback.answer = _answer(rollout, feedback)
+            session.add(feedback)
+            session.flush()
+    except IntegrityError:
+        # the same idempotency key was used for another rollout at this very moment
+        repeated = _answered_before(session, key, new)
+        if repeated is None:
+            raise
+        return repeated
+    return feedback.answer
+
+
+def _find_target(session: Session, key: ApiKey, new: NewFeedback) -> tuple[Rollout, UUID | None]:
     """The rollout (and interaction) that feedback is about, as far as the key may reach it; takes no lock.
 
     Raises:
@@ -52,82 +106,34 @@ def find_target(session: Session, key: ApiKey, new: NewFeedback) -> tuple[Rollou
         if new.rollout_id is None:
             raise InvalidRequest("give interaction_id or rollout_id", code="target_missing", param="rollout_id")
         return find_rollout(session, key=key, policy_id=None, identifier=new.rollout_id), None
-    missing = NotFound(
-        f"There is no interaction {new.interaction_id!r} that this key may reach; use the reply's id, which is also "
-        "its X-Interaction-Id header.",
-        code="interaction_not_found",
-        param="interaction_id",
-    )
-    identifier = as_uuid(new.interaction_id)
-    interaction = session.get(Interaction, identifier) if identifier else None
-    if interaction is None:
-        raise missing
-    try:
-        rollout = find_rollout(session, key=key, policy_id=None, identifier=str(interaction.rollout_id))
-    except NotFound:
-        raise missing from None
+    interaction_id = as_uuid(new.interaction_id)
+    rollout = rollout_of_interaction(session, interaction_id) if interaction_id else None
+    if rollout is None or not may_reach(key, rollout):
+        raise NotFound(
+            f"There is no interaction {new.interaction_id!r} that this key may reach; use the reply's id, which is "
+            "also its X-Interaction-Id header.",
+            code="interaction_not_found",
+            param="interaction_id",
+        )
     if new.rollout_id is not None and new.rollout_id not in (rollout.client_id, str(rollout.id)):
         raise InvalidRequest(
-            f"interaction {interaction.id} belongs to rollout {rollout.id}, not to {new.rollout_id!r}; give one of the "
+            f"interaction {interaction_id} belongs to rollout {rollout.id}, not to {new.rollout_id!r}; give one of the "
             "two ids, or two that agree",
             code="target_mismatch",
             param="rollout_id",
         )
-    return rollout, interaction
+    return rollout, interaction_id
 
 
-def apply_feedback(session: Session, key: ApiKey, new: NewFeedback) -> dict[str, Any]:
-    """Store feedback, let it count if it is in time, and say what became of the rollout and why.
-
-    Returns:
-        The reply's body: {id, rollout_id, interaction_id, status, rollout: {state, reason}, message}. The same
-        idempotency key with the same body gives the first reply again, word for word, and changes nothing.
-
-    Raises:
-        InvalidRequest, NotFound: see `find_target` and `_check`. Conflict: idempotency_key_reused.
-    """
-    found, interaction = find_target(session, key, new)
-    rollout = lock_rollout(session, found.id)
-    repeated = _answered_before(session, key, new)
-    if repeated is not None:
-        return repeated
-    _check(session, rollout, new)
-    feedback = Feedback(
-        id=uuid7(),
-        rollout_id=rollout.id,
-        interaction_id=interaction.id if interaction else None,
-        key_id=key.id,
-        metric=new.metric,
-        value=new.value,
-        final=_is_final(session, rollout, interaction, new),
-        outcome=new.outcome,
-        comment=new.comment,
-        status=FeedbackStatus.LATE,
-        idempotency_key=new.idempotency_key,
-        body_sha256=new.body_sha256,
-        answer={},
-        created_at=clock(session),
-    )
-    try:
-        with session.begin_nested():
-            session.add(feedback)
-    except IntegrityError:
-        # the same idempotency key was used for another rollout at this very moment
-        repeated = _answered_before(session, key, new)
-        if repeated is None:
-            raise
-        return repeated
-    _take_effect(session, rollout, feedback)
-    feedback.answer = {
+def _answer(rollout: Rollout, feedback: Feedback) -> dict[str, Any]:
+    return {
         "id": str(feedback.id),
         "rollout_id": str(rollout.id),
-        "interaction_id": str(interaction.id) if interaction else None,
+        "interaction_id": str(feedback.interaction_id) if feedback.interaction_id else None,
         "status": str(feedback.status),
         "rollout": {"state": str(rollout.state), "reason": str(rollout.reason) if rollout.reason else None},
         "message": describe(rollout, feedback),
     }
-    session.flush()
-    return feedback.answer
 
 
 def _answered_before(session: Session, key: ApiKey, new: NewFeedback) -> dict[str, Any] | None:
@@ -165,7 +171,7 @@ def _check(session: Session, rollout: Rollout, new: NewFeedback) -> None:
         )
 
 
-def _is_final(session: Session, rollout: Rollout, interaction: Interaction | None, new: NewFeedback) -> bool:
+def _is_final(session: Session, rollout: Rollout, interaction_id: UUID | None, new: NewFeedback) -> bool:
     """Whether nothing more is to come; where the caller does not say: a reward for a whole rollout or its only call.
 
     One turn of a rollout that its client named is not the end of it, and only a reward ends anything by itself.
@@ -174,7 +180,7 @@ def _is_final(session: Session, rollout: Rollout, interaction: Interaction | Non
         return new.final
     if new.metric != REWARD or new.value is None:
         return False
-    if interaction is None:
+    if interaction_id is None:
         return True
     return rollout.client_id is None and count_interactions(session, rollout.id) == 1
 
@@ -184,21 +190,23 @@ def _take_effect(session: Session, rollout: Rollout, feedback: Feedback) -> None
 
     What training does not look at (other metrics, comments) is never late.
     """
+    now = feedback.created_at
     concerns_training = feedback.outcome == ENVIRONMENT_ERROR or _is_reward(feedback)
+    in_time = rollout.reason == SkipReason.NO_REWARD and _is_in_time(session, rollout, feedback)
+    if concerns_training and not in_time and rollout.state not in (RolloutState.OPEN, RolloutState.READY):
+        return
+    applied = applied_feedback(session, rollout.id)
+    count_feedback(rollout, feedback, applied)
+    failed = any(row.outcome == ENVIRONMENT_ERROR for row in applied)
     if rollout.state == RolloutState.OPEN:
-        count_feedback(session, rollout, feedback)
-        rollout.active_at = feedback.created_at
-        if feedback.final or feedback.outcome == ENVIRONMENT_ERROR:
-            rollout.closing = True
-            settle(session, rollout)
-    elif rollout.state == RolloutState.READY or not concerns_training:
-        count_feedback(session, rollout, feedback)
-        if feedback.outcome == ENVIRONMENT_ERROR:
-            transition(rollout, RolloutState.SKIPPED, SkipReason.ENVIRONMENT_ERROR)
-    elif rollout.reason == SkipReason.NO_REWARD and _is_in_time(session, rollout, feedback):
-        count_feedback(session, rollout, feedback)
+        rollout.active_at = now
+        rollout.closing = rollout.closing or feedback.final or failed
+        settle(session, rollout, now, environment_error=failed)
+    elif rollout.state == RolloutState.READY and failed:
+        transition(rollout, RolloutState.SKIPPED, SkipReason.ENVIRONMENT_ERROR)
+    elif in_time:
         transition(rollout, RolloutState.READY)
-        rollout.ready_at = feedback.created_at
+        rollout.ready_at = now
 
 
 def _is_reward(feedback: Feedback) -> bool:

@@ -7,14 +7,15 @@ from typing import Any
 from uuid import UUID
 
 import numpy as np
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
+from uuid_utils.compat import uuid7
 
 from app.db.models import ApiKey, Interaction, Rollout
 from app.db.repositories.feedback import has_environment_error
 from app.db.repositories.rollouts import (
     completed_interactions,
     find_rollouts,
-    insert_named_rollout,
     interaction_outcomes,
     lock_interaction,
     lock_named_rollout,
@@ -78,9 +79,9 @@ class Completed:
 
 def begin_interaction(session: Session, new: NewInteraction) -> Begun:
     """Log a request before it runs; finds or creates its rollout."""
-    rollout = _rollout_of(session, new)
-    now = clock(session)
-    parent_id, known = find_parent(new.prompt_ids, completed_interactions(session, rollout.id))
+    rollout, now, is_new = _rollout_of(session, new)
+    earlier = [] if is_new else completed_interactions(session, rollout.id)
+    parent_id, known = find_parent(new.prompt_ids, earlier)
     reason, detail = new.untrainable, new.detail
     if rollout.closing or rollout.state != RolloutState.OPEN:
         reason = SkipReason.AFTER_CLOSE
@@ -115,13 +116,13 @@ def complete_interaction(session: Session, interaction_id: UUID, done: Completed
     Raises:
         Conflict: interaction_ended: it was aborted or completed before, so its reply must not be delivered.
     """
-    rollout, interaction = _running(session, interaction_id)
+    rollout, interaction, now = _running(session, interaction_id)
     _store(interaction, done)
     if interaction.reason is None:
         fault = _untrainable(done)
         if fault is not None:
             interaction.reason, interaction.detail = fault
-    _end(session, rollout, interaction, InteractionState.COMPLETED)
+    _end(session, rollout, interaction, InteractionState.COMPLETED, now)
 
 
 def abort_interaction(session: Session, interaction_id: UUID, detail: str, partial: Completed | None = None) -> None:
@@ -130,22 +131,22 @@ def abort_interaction(session: Session, interaction_id: UUID, detail: str, parti
     Does nothing if it has ended already.
     """
     try:
-        rollout, interaction = _running(session, interaction_id)
+        rollout, interaction, now = _running(session, interaction_id)
     except Conflict:
         return
     if partial is not None:
         _store(interaction, partial)
     if interaction.reason is None:
         interaction.reason, interaction.detail = SkipReason.ABORTED, detail
-    _end(session, rollout, interaction, InteractionState.ABORTED)
+    _end(session, rollout, interaction, InteractionState.ABORTED, now)
 
 
 def close_rollout(session: Session, rollout: Rollout) -> None:
     """No more is to come: the rollout leaves `open` now, or with its last running interaction. Twice is fine."""
-    rollout = lock_rollout(session, rollout.id)
+    rollout, now = lock_rollout(session, rollout.id)
     if rollout.state == RolloutState.OPEN:
         rollout.closing = True
-        settle(session, rollout)
+        settle(session, rollout, now)
     session.flush()
 
 
@@ -158,10 +159,8 @@ def find_rollout(session: Session, *, key: ApiKey, policy_id: UUID | None, ident
     Raises:
         NotFound: rollout_not_found. Conflict: rollout_ambiguous: several rollouts bear this client's id.
     """
-    everyone = "admin" in key.scopes or ("feedback" in key.scopes and "inference" not in key.scopes)
-    found = find_rollouts(
-        session, identifier, key_id=None if everyone else key.id, policy_id=key.policy_id or policy_id
-    )
+    owner = None if _reaches_everyones(key) else key.id
+    found = find_rollouts(session, identifier, key_id=owner, policy_id=key.policy_id or policy_id)
     # a key that is bound to one policy reaches no other, whatever was asked for
     found = [rollout for rollout in found if policy_id is None or rollout.policy_id == policy_id]
     if not found:
@@ -178,6 +177,15 @@ def find_rollout(session: Session, *, key: ApiKey, policy_id: UUID | None, ident
             param="rollout_id",
         )
     return found[0]
+
+
+def may_reach(key: ApiKey, rollout: Rollout) -> bool:
+    """The rule of `find_rollout` for a rollout at hand."""
+    return key.policy_id in (None, rollout.policy_id) and (_reaches_everyones(key) or rollout.key_id == key.id)
+
+
+def _reaches_everyones(key: ApiKey) -> bool:
+    return "admin" in key.scopes or ("feedback" in key.scopes and "inference" not in key.scopes)
 
 
 def transition(rollout: Rollout, to: RolloutState, reason: SkipReason | None = None) -> None:
@@ -197,23 +205,24 @@ def transition(rollout: Rollout, to: RolloutState, reason: SkipReason | None = N
     rollout.reason = reason
 
 
-def settle(session: Session, rollout: Rollout) -> None:
-    """Let a closing rollout leave `open` once nothing that belongs to it runs. The caller holds its lock."""
+def settle(session: Session, rollout: Rollout, now: datetime, *, environment_error: bool | None = None) -> None:
+    """Let a closing rollout leave `open` once nothing that belongs to it runs. The caller holds its lock.
+
+    environment_error: whether feedback says so; None: ask the database.
+    """
     if not rollout.closing:
         return
     session.flush()
     outcomes = rollout_outcomes(session, [rollout.id])[rollout.id]
     if any(outcome.holds_open for outcome in outcomes):
         return
-    state, reason = verdict(
-        outcomes,
-        rewarded=rollout.total_return is not None,
-        environment_error=has_environment_error(session, rollout.id),
-    )
+    if environment_error is None:
+        environment_error = has_environment_error(session, rollout.id)
+    state, reason = verdict(outcomes, rewarded=rollout.total_return is not None, environment_error=environment_error)
     transition(rollout, state, reason)
-    rollout.closed_at = clock(session)
+    rollout.closed_at = now
     if state is RolloutState.READY:
-        rollout.ready_at = rollout.closed_at
+        rollout.ready_at = now
 
 
 def rollout_outcomes(session: Session, rollout_ids: Sequence[UUID]) -> dict[UUID, list[Outcome]]:
@@ -225,19 +234,41 @@ def rollout_outcomes(session: Session, rollout_ids: Sequence[UUID]) -> dict[UUID
     }
 
 
-def _rollout_of(session: Session, new: NewInteraction) -> Rollout:
-    if new.client_rollout_id is None:
-        rollout = Rollout(key_id=new.key_id, policy_id=new.policy_id, tags=new.tags)
+def _rollout_of(session: Session, new: NewInteraction) -> tuple[Rollout, datetime, bool]:
+    """The request's rollout, locked; the database's clock; whether the rollout was created just now."""
+    name = new.client_rollout_id
+    existing = lock_named_rollout(session, new.key_id, new.policy_id, name) if name is not None else None
+    if existing is not None:
+        return *existing, False
+    now = clock(session)
+    rollout = Rollout(
+        id=uuid7(),
+        key_id=new.key_id,
+        policy_id=new.policy_id,
+        client_id=name,
+        tags=new.tags,
+        state=RolloutState.OPEN,
+        closing=False,
+        opened_at=now,
+        active_at=now,
+    )
+    if name is None:
         session.add(rollout)
         session.flush()
-        return rollout
-    existing = lock_named_rollout(session, new.key_id, new.policy_id, new.client_rollout_id)
-    if existing is not None:
-        return existing
-    return insert_named_rollout(session, new.key_id, new.policy_id, new.client_rollout_id, new.tags)
+        return rollout, now, True
+    try:
+        with session.begin_nested():
+            session.add(rollout)
+    except IntegrityError:
+        # another connection inserted it just before
+        existing = lock_named_rollout(session, new.key_id, new.policy_id, name)
+        if existing is None:
+            raise
+        return *existing, False
+    return rollout, now, True
 
 
-def _running(session: Session, interaction_id: UUID) -> tuple[Rollout, Interaction]:
+def _running(session: Session, interaction_id: UUID) -> tuple[Rollout, Interaction, datetime]:
     found = lock_interaction(session, interaction_id)
     if found is None:
         raise NotFound(f"there is no interaction {interaction_id}", code="interaction_not_found")
@@ -273,10 +304,10 @@ def _untrainable(done: Completed) -> tuple[SkipReason, str] | None:
     return None
 
 
-def _end(session: Session, rollout: Rollout, interaction: Interaction, state: InteractionState) -> None:
+def _end(session: Session, rollout: Rollout, interaction: Interaction, state: InteractionState, now: datetime) -> None:
     interaction.state = state
-    interaction.ended_at = clock(session)
+    interaction.ended_at = now
     if rollout.state == RolloutState.OPEN:
-        rollout.active_at = interaction.ended_at
-        settle(session, rollout)
+        rollout.active_at = now
+        settle(session, rollout, now)
     session.flush()

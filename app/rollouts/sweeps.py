@@ -44,7 +44,7 @@ def sweep_idle(session: Session, with_reward_s: float, without_reward_s: float) 
             # it may have moved on before it was locked
             if rollout.state == RolloutState.OPEN and rollout.active_at < before:
                 rollout.closing = True
-                settle(session, rollout)
+                settle(session, rollout, now)
                 swept += 1
     session.flush()
     return swept

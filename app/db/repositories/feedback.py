@@ -3,7 +3,7 @@
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import or_, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.db.models import Feedback
@@ -21,19 +21,11 @@ def find_by_idempotency_key(session: Session, key_id: UUID, idempotency_key: str
     )
 
 
-def counting_rows(session: Session, rollout_id: UUID, interaction_id: UUID | None, metric: str) -> list[Feedback]:
-    """The applied rows with a value or an outcome, of one target and metric."""
+def applied_feedback(session: Session, rollout_id: UUID) -> list[Feedback]:
+    """The feedback on a rollout and its interactions that counts now."""
     return list(
         session.scalars(
-            select(Feedback).where(
-                Feedback.rollout_id == rollout_id,
-                Feedback.interaction_id.is_(None)
-                if interaction_id is None
-                else Feedback.interaction_id == interaction_id,
-                Feedback.metric == metric,
-                Feedback.status == FeedbackStatus.APPLIED,
-                or_(Feedback.value.is_not(None), Feedback.outcome.is_not(None)),
-            )
+            select(Feedback).where(Feedback.rollout_id == rollout_id, Feedback.status == FeedbackStatus.APPLIED)
         )
     )
 

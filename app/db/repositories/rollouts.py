@@ -7,10 +7,10 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, exists, func, literal, select
-from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy.orm import InstrumentedAttribute, Session, defer
 
 from app.db.models import Interaction, Rollout
+from app.db.types import db_now
 from app.rollouts.states import InteractionState, RolloutState
 
 
@@ -19,12 +19,16 @@ def in_state(column: InstrumentedAttribute[str], state: RolloutState | Interacti
     return column == literal(str(state), literal_execute=True)
 
 
-def lock_rollout(session: Session, rollout_id: UUID) -> Rollout:
-    """The rollout's row, locked until the transaction ends and read afresh. Every write about a rollout begins here.
+def lock_rollout(session: Session, rollout_id: UUID) -> tuple[Rollout, datetime]:
+    """The rollout's row, locked until the transaction ends and read afresh, and the database's clock.
 
-    FOR NO KEY UPDATE excludes other writers, yet rows that refer to the rollout can be inserted meanwhile.
+    Every write about a rollout begins here. FOR NO KEY UPDATE excludes other writers, yet rows that refer to the
+    rollout can be inserted meanwhile.
     """
-    return lock_rollouts(session, [rollout_id])[0]
+    locked = _lock_where(session, Rollout.id == rollout_id)
+    if locked is None:
+        raise LookupError(f"there is no rollout {rollout_id}")
+    return locked
 
 
 def lock_rollouts(session: Session, ids: Sequence[UUID], *, skip_locked: bool = False) -> list[Rollout]:
@@ -40,40 +44,41 @@ def lock_rollouts(session: Session, ids: Sequence[UUID], *, skip_locked: bool = 
     )
 
 
-def lock_interaction(session: Session, interaction_id: UUID) -> tuple[Rollout, Interaction] | None:
-    """An interaction with its rollout's lock, read after the lock was taken; None: there is no such interaction."""
-    rollout_id = session.scalar(select(Interaction.rollout_id).where(Interaction.id == interaction_id))
-    if rollout_id is None:
-        return None
-    rollout = lock_rollout(session, rollout_id)
-    interaction = session.execute(
-        select(Interaction).where(Interaction.id == interaction_id).execution_options(populate_existing=True)
-    ).scalar_one()
-    return rollout, interaction
+def lock_interaction(session: Session, interaction_id: UUID) -> tuple[Rollout, Interaction, datetime] | None:
+    """An interaction and its rollout, both locked, and the database's clock; None: there is no such interaction.
+
+    What is large and never changes (prompt, request) is left in the database.
+    """
+    row = session.execute(
+        select(Rollout, Interaction, db_now())
+        .join(Interaction, Interaction.rollout_id == Rollout.id)
+        .options(defer(Interaction.new_prompt_ids), defer(Interaction.request), defer(Interaction.sampling))
+        .where(Interaction.id == interaction_id)
+        # both: a row that was changed while this waited is read again only if it is locked too
+        .with_for_update(key_share=True)
+        .execution_options(populate_existing=True)
+    ).one_or_none()
+    return None if row is None else (row[0], row[1], row[2])
 
 
-def lock_named_rollout(session: Session, key_id: UUID, policy_id: UUID, name: str) -> Rollout | None:
+def lock_named_rollout(session: Session, key_id: UUID, policy_id: UUID, name: str) -> tuple[Rollout, datetime] | None:
     """The caller's own rollout that it named `name`, or whose id (ours) `name` is."""
-    own = select(Rollout.id).where(Rollout.key_id == key_id, Rollout.policy_id == policy_id)
-    rollout_id = session.scalar(own.where(Rollout.client_id == name))
+    own = (Rollout.key_id == key_id, Rollout.policy_id == policy_id)
     identifier = as_uuid(name)
-    if rollout_id is None and identifier is not None:
-        rollout_id = session.scalar(own.where(Rollout.id == identifier))
-    return None if rollout_id is None else lock_rollout(session, rollout_id)
+    named = _lock_where(session, *own, Rollout.client_id == name)
+    if named is None and identifier is not None:
+        return _lock_where(session, *own, Rollout.id == identifier)
+    return named
 
 
-def insert_named_rollout(session: Session, key_id: UUID, policy_id: UUID, name: str, tags: dict[str, Any]) -> Rollout:
-    """Insert a rollout with a client's name, or lock the one that another connection inserted just before."""
-    rollout = Rollout(key_id=key_id, policy_id=policy_id, client_id=name, tags=tags)
-    try:
-        with session.begin_nested():
-            session.add(rollout)
-    except IntegrityError:
-        existing = lock_named_rollout(session, key_id, policy_id, name)
-        if existing is None:  # it was not the name that clashed
-            raise
-        return existing
-    return rollout
+def _lock_where(session: Session, *conditions: ColumnElement[bool]) -> tuple[Rollout, datetime] | None:
+    row = session.execute(
+        select(Rollout, db_now())
+        .where(*conditions)
+        .with_for_update(key_share=True)
+        .execution_options(populate_existing=True)
+    ).one_or_none()
+    return None if row is None else (row[0], row[1])
 
 
 def find_rollouts(session: Session, identifier: str, *, key_id: UUID | None, policy_id: UUID | None) -> list[Rollout]:
@@ -120,6 +125,13 @@ def interaction_outcomes(session: Session, rollout_ids: Sequence[UUID]) -> dict[
     for row in rows:
         found[row.rollout_id].append(row)
     return found
+
+
+def rollout_of_interaction(session: Session, interaction_id: UUID) -> Rollout | None:
+    """The rollout of an interaction, not locked."""
+    return session.scalar(
+        select(Rollout).join(Interaction, Interaction.rollout_id == Rollout.id).where(Interaction.id == interaction_id)
+    )
 
 
 def count_interactions(session: Session, rollout_id: UUID) -> int:
