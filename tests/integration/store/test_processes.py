@@ -53,7 +53,7 @@ def test_processes_that_write_without_a_pause_all_get_their_turn(world: World, u
 
 
 def test_a_process_that_never_pauses_starves_nobody(world: World, url: str) -> None:
-    """With SQLite's own polling this ends in "database is locked" (docs/decisions/0011-a-queue-for-sqlite-writers.md)."""
+    """SQLite by itself polls and would fail with "database is locked": docs/decisions/0011."""
     busy = subprocess.Popen([sys.executable, "-c", BUSY, url], stdout=subprocess.PIPE, text=True)
     assert busy.stdout is not None
     assert busy.stdout.readline() == "busy\n"
