@@ -32,7 +32,7 @@ def policy_lora_config(settings: LearningSettings, base: PreTrainedModel) -> Lor
 
 
 def value_lora_config(settings: LearningSettings, base: nn.Module) -> LoraConfig:
-    """LoRA on the MLP projections alone: the value model's attention parameters stay frozen (sao.md 1).
+    """LoRA on the MLP projections alone: the value model's attention parameters stay frozen (arXiv 2607.07508).
 
     Raises:
         ValueError: the model has no linear layer inside a block of a known name, so nothing would train.

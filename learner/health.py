@@ -43,7 +43,7 @@ def health_figures(
     policy: Sequence[PolicyReading],
     band: tuple[float, float],
 ) -> dict[str, object]:
-    """sao.md section 5, but for what only the claim knows (rollouts skipped by reason).
+    """The figures that docs/learning.md explains, but for what only the claim knows.
 
     values: (N,) after the critic's steps. advantages: (N,) as the policy trained on them. policy: one reading per
     policy step, taken before it; a single one without a step in a critic warm-up. Ratio figures are those of the
