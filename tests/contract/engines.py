@@ -35,11 +35,11 @@ class RunningEngine:
 
 
 @contextmanager
-def start(kind: str, base: Path, log: Path) -> Iterator[RunningEngine]:
+def start(kind: str, base: Path, log: Path, dtype: str = "float32") -> Iterator[RunningEngine]:
     port = _free_port()
     flags = [
         *("--model", str(base), "--served-model-name", "base", "--host", "127.0.0.1", "--port", str(port)),
-        *("--dtype", "float32", "--max-loras", "3", "--max-cpu-loras", "8", "--max-lora-rank", str(MAX_LORA_RANK)),
+        *("--dtype", dtype, "--max-loras", "3", "--max-cpu-loras", "8", "--max-lora-rank", str(MAX_LORA_RANK)),
         *("--max-num-seqs", str(MAX_NUM_SEQS), "--max-num-queued-reqs", str(MAX_QUEUED)),
     ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

@@ -9,15 +9,15 @@ from transformers import AutoModelForCausalLM
 
 
 class Reference:
-    """Base model and its adapters, float32."""
+    """Base model and its adapters."""
 
-    def __init__(self, base: Path, adapters: dict[str, Path]):
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager").eval()
+    def __init__(self, base: Path, adapters: dict[str, Path], dtype: torch.dtype = torch.float32):
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, attn_implementation="eager").eval()
         first, *others = adapters.items()
         self._model = PeftModel.from_pretrained(model, first[1], adapter_name=first[0])
         for name, path in others:
             self._model.load_adapter(path, adapter_name=name)
-        self._model.eval()
+        self._model.eval().to(dtype)
 
     @torch.inference_mode()
     def logits(self, model: str, token_ids: list[int]) -> Tensor:
@@ -32,5 +32,5 @@ class Reference:
     def logprobs(self, model: str, prompt: list[int], completion: list[int], temperature: float = 1.0) -> list[float]:
         """Natural log-probs of each completion token at the temperature."""
         rows = self.logits(model, prompt + completion)[len(prompt) - 1 : -1]
-        table = torch.log_softmax(rows / temperature, dim=-1)
+        table = torch.log_softmax(rows.float() / temperature, dim=-1)
         return table.gather(1, torch.tensor(completion)[:, None])[:, 0].tolist()
