@@ -1,13 +1,12 @@
 """The default base model in both dtypes: the numbers that the learner relies on, under a mixed load."""
 
 import asyncio
-import random
 from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from app.engine.client import ControlClient, EngineClient, EngineCompletion, Sampling
 from app.settings import Settings
@@ -17,6 +16,15 @@ from tests.contract.reference import Reference
 from tests.contract.test_completions import with_client
 
 TEMPERATURES = [1.0, 0.7]
+EXAMPLES = (
+    "<|im_start|>system\nRoute each ticket to one queue: red, green or blue.<|im_end|>\n"
+    "<|im_start|>user\nMy invoice from last month is wrong.<|im_end|>\n<|im_start|>assistant\nblue<|im_end|>\n"
+    "<|im_start|>user\nThe app crashes when I open the settings.<|im_end|>\n<|im_start|>assistant\nred<|im_end|>\n"
+)
+TICKETS = [
+    "Where is my parcel?",
+    "I was charged twice for the same order and nobody answers my messages about it. Please help me.",
+]
 
 
 def write_adapter(base: Path, directory: Path, seed: int) -> Path:
@@ -31,18 +39,22 @@ def write_adapter(base: Path, directory: Path, seed: int) -> Path:
     return directory
 
 
+# bf16 differs between any two ways to compute it: transformers' eager and sdpa attention by 0.04 on such texts
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "mean", "largest"), [("float32", 1e-5, 1e-4), ("bfloat16", 0.06, 1.0)])
 def test_logprobs_of_the_default_model(dtype: str, mean: float, largest: float, tmp_path: Path) -> None:
     base = ensure_base_model(Settings(home=tmp_path, dtype=dtype))  # type: ignore[arg-type]
     adapters = {name: write_adapter(base, tmp_path / name, seed) for seed, name in enumerate(("one", "two"))}
-    rng = random.Random(0)
-    prefix = rng.choices(range(1000, 20000), k=100)
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    prompts = [
+        tokenizer.encode(f"{EXAMPLES}<|im_start|>user\n{ticket}<|im_end|>\n<|im_start|>assistant\n")
+        for ticket in TICKETS
+    ]
     cases = [
-        (model, [*prefix, *rng.choices(range(1000, 20000), k=rng.randint(1, 40))], Sampling(12, temperature=t, seed=7))
+        (model, prompt, Sampling(16, temperature=temperature, seed=7))
         for model in ("one", "two", "base")
-        for t in TEMPERATURES
-        for _ in range(2)
+        for temperature in TEMPERATURES
+        for prompt in prompts
     ]
     with start("embedded", base, tmp_path / "engine.log", dtype) as engine:
         control = ControlClient()
