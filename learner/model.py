@@ -6,20 +6,22 @@ tokens there are (N, vocabulary) logits, never (B, L, vocabulary).
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from uuid import UUID
 
 import torch
 from peft import PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, Cache, DynamicCache, PreTrainedModel
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from app.policies.dtype import Dtype
 from app.policies.learning import LearningSettings
 from learner.adapters import load_adapter, policy_lora_config, save_adapter, value_lora_config
+from learner.attention import PACKED_ATTENTION, PrefixKv, Rows
 from learner.plan import BatchPlan, MicroBatch, PrefixGroup, plan_batch
 from learner.trajectory import Trajectory
 
@@ -39,8 +41,7 @@ class LearnerModel:
         """Loads the base and the policy adapter of a version; the value model starts from the base with V = 0.
 
         Raises:
-            ValueError: the adapter does not fit the settings, or the model computes its logits in a way that this
-                class does not reproduce.
+            ValueError: the adapter does not fit the settings, or the model's architecture is not supported.
         """
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         base = AutoModelForCausalLM.from_pretrained(base_model, dtype=getattr(torch, dtype), local_files_only=True)
@@ -55,12 +56,11 @@ class LearnerModel:
         self.value_head = nn.Linear(base.config.get_text_config().hidden_size, 1, device=self.device)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
-        self.share_prefixes = all(type(layer) is DynamicLayer for layer in DynamicCache(config=base.config).layers)
         if base.dtype != torch.float32:
             for layer in self.peft.modules():
                 if isinstance(layer, LoraLayer):
                     layer.cast_input_dtype_enabled = False  # autocast casts the weights instead of the activations
-        self._check_logits()
+        self._check_architecture()
 
     @property
     def policy_parameters(self) -> dict[str, nn.Parameter]:
@@ -74,7 +74,7 @@ class LearnerModel:
         return self._adapter_parameters("value") | head
 
     def plan(self, trajectories: Sequence[Trajectory], tokens_per_micro_batch: int) -> BatchPlan:
-        return plan_batch(trajectories, tokens_per_micro_batch, share_prefixes=self.share_prefixes)
+        return plan_batch(trajectories, tokens_per_micro_batch)
 
     def read_states(self, role: Role, plan: BatchPlan) -> Tensor:
         """(N, H) states that predict the batch's action tokens, in flat order, without gradient."""
@@ -144,29 +144,23 @@ class LearnerModel:
         save_adapter(self.peft, "policy", directory)
 
     def decoder_forward(
-        self, token_ids: Tensor, attention_mask: Tensor | None, past: int, cache: Cache | None, use_cache: bool
-    ) -> Any:
-        """The decoder without its output layer, on tokens that come after `past` cached ones."""
-        positions = torch.arange(past, past + token_ids.shape[1], device=self.device).unsqueeze(0)
-        with torch.autocast(self.device.type, self._causal_lm.dtype, enabled=self._causal_lm.dtype != torch.float32):
-            return self._causal_lm.get_decoder()(
-                input_ids=token_ids.to(self.device),
-                attention_mask=None if attention_mask is None else attention_mask.to(self.device),
-                position_ids=positions,
-                cache=cache,
-                use_cache=use_cache,
+        self, token_ids: Tensor, positions: Tensor, rows: Rows | None, prefix: PrefixKv | None
+    ) -> Tensor:
+        """(M, H) states of the decoder, without its output layer, for M tokens: see `packed_attention`."""
+        dtype = self._causal_lm.dtype
+        with torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32):
+            output = self._causal_lm.get_decoder()(
+                input_ids=token_ids.to(self.device).unsqueeze(0),
+                position_ids=positions.to(self.device).unsqueeze(0),
+                use_cache=False,
+                rows=None if rows is None else rows.to(self.device),
+                prefix=prefix,
             )
+        return output.last_hidden_state[0]
 
     def _states(self, micro_batch: MicroBatch, prefix: "_SharedPrefix") -> Tensor:
-        rows = micro_batch.token_ids.shape[0]
-        output = self.decoder_forward(
-            micro_batch.token_ids,
-            micro_batch.attention_mask,
-            prefix.length,
-            prefix.cache(rows),
-            use_cache=prefix.length > 0,
-        )
-        return output.last_hidden_state[micro_batch.rows.to(self.device), micro_batch.columns.to(self.device)]
+        states = self.decoder_forward(micro_batch.token_ids, micro_batch.positions, micro_batch.rows, prefix.leaves)
+        return states[micro_batch.states.to(self.device)]
 
     @contextmanager
     def _active(self, role: Role) -> Iterator[None]:
@@ -180,47 +174,51 @@ class LearnerModel:
     def _adapter_parameters(self, adapter: str) -> dict[str, nn.Parameter]:
         return {name: p for name, p in self.peft.named_parameters() if f".{adapter}." in name}
 
-    def _check_logits(self) -> None:
-        """Some families scale or cap logits after the output layer; those would be trained on wrong log-probs."""
-        ids = torch.arange(1, 9, device=self.device).unsqueeze(0)
+    def _check_architecture(self) -> None:
+        """Compares with the model's own forward pass: some families scale or cap logits, or attend in other ways.
+
+        Raises:
+            ValueError: its log-probs differ, or not all of its layers attend to everything before.
+        """
+        name, config = type(self._causal_lm).__name__, self._causal_lm.config
+        if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=config).layers):
+            raise ValueError(f"{name} has layers without full attention; the learner does not support them")
+        prompts = [[*range(1, 41), *range(50, 50 + 3 * i)] for i in range(1, 4)]
+        config._attn_implementation = "sdpa"
         with torch.no_grad(), self._active("base"):
-            expected = self._causal_lm(input_ids=ids, use_cache=False).logits[0].float()
-            states = self.decoder_forward(ids, None, 0, None, use_cache=False).last_hidden_state[0]
-            actual = self.logprobs(states, torch.ones(len(states)))
-        difference = (actual - expected.log_softmax(-1)).abs().max().item()
-        if difference > 0.5:
-            raise ValueError(
-                f"{type(self._causal_lm).__name__} changes its logits after the output layer (log-probs differ by "
-                f"{difference:.2f} nats); such models are not supported for training"
-            )
+            expected = [
+                self._causal_lm(input_ids=torch.tensor([p], device=self.device), use_cache=False).logits[0, -1].float()
+                for p in prompts
+            ]
+        config._attn_implementation = PACKED_ATTENTION
+        for logits, top in zip(expected, self.top_logprobs("base", prompts, 5), strict=True):
+            stock = logits.log_softmax(-1)
+            difference = max(abs(stock[token].item() - logprob) for token, logprob in top)
+            if difference > 0.5:
+                raise ValueError(
+                    f"{name} computes its logits in a way that the learner does not reproduce "
+                    f"(log-probs differ by {difference:.2f} nats); it cannot be trained"
+                )
 
 
 class _SharedPrefix:
     """A prefix's keys and values, computed once: detached leaves that gather the gradients of every micro-batch."""
 
     def __init__(self, model: LearnerModel, group: PrefixGroup) -> None:
-        self.length = group.prefix_ids.numel()
-        self._outputs: list[Tensor] = []
-        if self.length:
-            output = model.decoder_forward(
-                group.prefix_ids.unsqueeze(0), None, 0, DynamicCache(config=model.peft.config), use_cache=True
+        self.leaves: PrefixKv | None = None
+        """None for a group that shares no prefix."""
+        self._outputs = PrefixKv()
+        if length := group.prefix_ids.numel():
+            model.decoder_forward(group.prefix_ids, torch.arange(length), None, self._outputs)
+            # what does not depend on a trained parameter (the first layer's under the value adapter) needs no gradient
+            self.leaves = PrefixKv(
+                *([kv.detach().requires_grad_(kv.requires_grad) for kv in part] for part in self._outputs.all())
             )
-            for layer in output.cache.layers:
-                self._outputs += [layer.keys, layer.values]
-        # what does not depend on a trained parameter (the first layer's under the value adapter) needs no gradient
-        self._leaves = [kv.detach().requires_grad_(kv.requires_grad) for kv in self._outputs]
-
-    def cache(self, rows: int) -> DynamicCache | None:
-        """A cache in which each of `rows` sequences begins with the prefix; None without a prefix."""
-        if not self._leaves:
-            return None
-        expanded = [leaf.expand(rows, -1, -1, -1) for leaf in self._leaves]
-        return DynamicCache(list(zip(expanded[::2], expanded[1::2], strict=True)))
 
     def backward(self) -> None:
         """One backward pass through the prefix, of all that its keys and values have gathered."""
-        gathered = [
-            (o, leaf.grad) for o, leaf in zip(self._outputs, self._leaves, strict=True) if leaf.grad is not None
-        ]
-        if gathered:
-            torch.autograd.backward([o for o, _ in gathered], [grad for _, grad in gathered])
+        if self.leaves is None:
+            return
+        pairs = zip(chain(*self._outputs.all()), chain(*self.leaves.all()), strict=True)
+        gathered = [(output, leaf.grad) for output, leaf in pairs if leaf.grad is not None]
+        torch.autograd.backward([output for output, _ in gathered], [grad for _, grad in gathered])

@@ -1,7 +1,7 @@
 """How a batch is laid out for the model: which trajectories share a prompt prefix, and which rows run together.
 
 A prefix that several trajectories share is computed once for all of them; what is left of each, its suffix, runs in
-right-padded micro-batches on top of the prefix's keys and values.
+packed micro-batches on top of the prefix's keys and values.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from learner.attention import Rows
 from learner.trajectory import Trajectory
 
 PREFIX_PASS_COST = 32
@@ -19,16 +20,16 @@ PREFIX_PASS_COST = 32
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """B suffixes, right-padded to S tokens, with n action tokens in them."""
+    """The suffixes of some trajectories, packed: M tokens one after the other, n action tokens in them."""
 
     token_ids: Tensor
-    """(B, S) int64; 0 where padded. The last action token of a trajectory is predicted, never fed."""
-    attention_mask: Tensor
-    """(B, P + S) int64: 1 on the P prefix tokens and on the suffix, 0 on padding."""
-    rows: Tensor
-    """(n,) int64: the row of the state that predicts each action token ..."""
-    columns: Tensor
-    """(n,) int64: ... and its column in the suffix: the position before the action token."""
+    """(M,) int64. The last action token of a trajectory is predicted, never fed."""
+    positions: Tensor
+    """(M,) int64: each token's position in its trajectory."""
+    rows: Rows
+    """Which of the M tokens are whose."""
+    states: Tensor
+    """(n,) int64: the packed index of the state that predicts each action token: the token before it."""
     index: Tensor
     """(n,) int64: each action token's place in the batch's flat order."""
 
@@ -59,7 +60,7 @@ class BatchPlan:
 def plan_batch(
     trajectories: Sequence[Trajectory], tokens_per_micro_batch: int, *, share_prefixes: bool = True
 ) -> BatchPlan:
-    """Lays out a batch. A micro-batch holds at most `tokens_per_micro_batch` padded suffix tokens, at least one row.
+    """Lays out a batch. A micro-batch holds at most `tokens_per_micro_batch` suffix tokens, at least one suffix.
 
     Raises:
         ValueError: there are no trajectories.
@@ -136,15 +137,16 @@ def _micro_batches(
     prefix: int,
     budget: int,
 ) -> tuple[MicroBatch, ...]:
-    """Rows of similar length run together, so that little is padded."""
-    rows_of: list[list[int]] = []
+    """Suffixes of similar length run together, so that little is padded where they are rows."""
+    batches: list[list[int]] = []
+    tokens = 0
     for member in sorted(members, key=lambda i: len(fed[i])):
-        width = len(fed[member]) - prefix  # ascending: the newest row is the widest
-        if rows_of and (len(rows_of[-1]) + 1) * width <= budget:
-            rows_of[-1].append(member)
-        else:
-            rows_of.append([member])
-    return tuple(_micro_batch(trajectories, fed, starts, rows, prefix) for rows in rows_of)
+        tokens += len(fed[member]) - prefix
+        if not batches or tokens > budget:
+            batches.append([])
+            tokens = len(fed[member]) - prefix
+        batches[-1].append(member)
+    return tuple(_micro_batch(trajectories, fed, starts, batch, prefix) for batch in batches)
 
 
 def _micro_batch(
@@ -154,16 +156,17 @@ def _micro_batch(
     members: Sequence[int],
     prefix: int,
 ) -> MicroBatch:
-    width = max(len(fed[i]) for i in members) - prefix
-    token_ids = torch.zeros(len(members), width, dtype=torch.int64)
-    attention_mask = torch.ones(len(members), prefix + width, dtype=torch.int64)
-    rows, columns, index = [], [], []
-    for row, i in enumerate(members):
-        suffix = fed[i][prefix:]
-        token_ids[row, : len(suffix)] = torch.tensor(suffix)
-        attention_mask[row, prefix + len(suffix) :] = 0
-        positions = trajectories[i].action_positions
-        rows.append(torch.full_like(positions, row))
-        columns.append(positions - 1 - prefix)
-        index.append(torch.arange(positions.numel()) + starts[i])
-    return MicroBatch(token_ids, attention_mask, torch.cat(rows), torch.cat(columns), torch.cat(index))
+    suffixes = [torch.tensor(fed[i][prefix:]) for i in members]
+    lengths = torch.tensor([len(suffix) for suffix in suffixes])
+    begins = lengths.cumsum(0) - lengths
+    width = int(lengths.max())
+    column = torch.arange(width)
+    present = column < lengths[:, None]
+    positions = [trajectories[i].action_positions for i in members]
+    return MicroBatch(
+        token_ids=torch.cat(suffixes),
+        positions=column.expand_as(present)[present] + prefix,
+        rows=Rows(padded=(begins[:, None] + column) * present, unpadded=present.flatten().nonzero().squeeze(1)),
+        states=torch.cat([p - 1 - prefix + begin for p, begin in zip(positions, begins, strict=True)]),
+        index=torch.cat([torch.arange(p.numel()) + starts[i] for p, i in zip(positions, members, strict=True)]),
+    )

@@ -7,7 +7,7 @@ import pytest
 import torch
 from peft import PeftModel
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GraniteConfig, GraniteForCausalLM
+from transformers import AutoModelForCausalLM, GraniteConfig, GraniteForCausalLM, MistralConfig, MistralForCausalLM
 
 from app.policies.learning import LearningSettings
 from learner.model import LearnerModel, Role
@@ -78,8 +78,13 @@ def gradients(model: LearnerModel, role: Role, batch: list[Trajectory], budget: 
     return {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("role", ["policy", "value"])
-def test_gradients_do_not_depend_on_sharing_or_on_the_micro_batch_size(model: LearnerModel, role: Role) -> None:
+def test_gradients_do_not_depend_on_sharing_or_on_the_micro_batch_size(
+    model: LearnerModel, role: Role, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if fused:  # what a batch of long suffixes takes
+        monkeypatch.setattr("learner.attention.MAX_SCORES", 0)
     batch = two_prefix_batch()
     expected = gradients(model, role, batch, budget=1, share=False)
     parameters = model.policy_parameters if role == "policy" else model.value_parameters
@@ -133,6 +138,19 @@ def test_an_adapter_of_another_rank_is_refused(tiny_model: Path, tmp_path: Path)
         LearnerModel(tiny_model, "float32", SETTINGS, Path(zero.path))
 
 
+def test_a_model_with_sliding_windows_is_refused(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, sliding_window=16, bos_token_id=1, eos_token_id=2, pad_token_id=2,
+    )  # fmt: skip
+    base = tmp_path / "mistral"
+    MistralForCausalLM(config).save_pretrained(base)
+    zero = write_version_zero("p", UUID(int=1), base, SETTINGS, tmp_path)
+    with pytest.raises(ValueError, match="without full attention"):
+        LearnerModel(base, "float32", SETTINGS, Path(zero.path))
+
+
 def test_a_model_that_rescales_its_logits_is_refused(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = GraniteConfig(
@@ -143,5 +161,5 @@ def test_a_model_that_rescales_its_logits_is_refused(tmp_path: Path) -> None:
     base = tmp_path / "granite"
     GraniteForCausalLM(config).save_pretrained(base)
     zero = write_version_zero("p", UUID(int=1), base, SETTINGS, tmp_path)
-    with pytest.raises(ValueError, match="changes its logits"):
+    with pytest.raises(ValueError, match="does not reproduce"):
         LearnerModel(base, "float32", SETTINGS, Path(zero.path))

@@ -11,13 +11,13 @@ def test_two_groups_are_found_and_the_stranger_runs_alone() -> None:
     batch = two_prefix_batch()
     plan = plan_batch(batch, 4096)
     assert sorted(g.prefix_ids.numel() for g in plan.groups) == [0, 40, 60]
-    rows = {g.prefix_ids.numel(): sum(m.token_ids.shape[0] for m in g.micro_batches) for g in plan.groups}
+    rows = {g.prefix_ids.numel(): sum(m.rows.padded.shape[0] for m in g.micro_batches) for g in plan.groups}
     assert rows == {0: 1, 40: 4, 60: 4}
 
 
 @pytest.mark.parametrize("budget", [1, 20, 64, 4096])
 @pytest.mark.parametrize("share", [True, False])
-def test_every_action_token_is_predicted_once_from_the_position_before_it(budget: int, share: bool) -> None:
+def test_every_action_token_is_predicted_once_from_all_that_came_before_it(budget: int, share: bool) -> None:
     batch = two_prefix_batch()
     plan = plan_batch(batch, budget, share_prefixes=share)
     flat = [(t, int(p)) for t in batch for p in t.action_positions]
@@ -25,24 +25,28 @@ def test_every_action_token_is_predicted_once_from_the_position_before_it(budget
     for group in plan.groups:
         prefix = group.prefix_ids
         for micro_batch in group.micro_batches:
-            rows, width = micro_batch.token_ids.shape
-            assert rows == 1 or rows * width <= budget
-            for row, column, place in zip(micro_batch.rows, micro_batch.columns, micro_batch.index, strict=True):
+            rows, _ = micro_batch.rows.padded.shape
+            assert rows == 1 or micro_batch.token_ids.numel() <= budget
+            row_of = micro_batch.rows.unpadded // micro_batch.rows.padded.shape[1]
+            for state, place in zip(micro_batch.states, micro_batch.index, strict=True):
                 trajectory, position = flat[int(place)]
-                fed = torch.cat([prefix, micro_batch.token_ids[row, : column + 1]])
+                column = int(micro_batch.positions[state]) - prefix.numel()
+                row = micro_batch.rows.padded[row_of[state]]
+                assert row[column] == state
+                fed = torch.cat([prefix, micro_batch.token_ids[row[: column + 1]]])
                 assert torch.equal(fed, trajectory.token_ids[:position])  # all before the action token, nothing else
-                assert micro_batch.attention_mask[row, :position].all()
                 seen.append(int(place))
     assert sorted(seen) == list(range(len(flat))) == list(range(plan.token_count))
     assert plan.action_ids.tolist() == [int(t.token_ids[p]) for t, p in flat]
 
 
-def test_padding_is_masked() -> None:
+def test_packing_and_padding_are_inverse() -> None:
     for group in plan_batch(two_prefix_batch(), 4096).groups:
         for micro_batch in group.micro_batches:
-            lengths = micro_batch.attention_mask.sum(1)
-            assert lengths.max() == micro_batch.attention_mask.shape[1]
-            assert torch.equal(micro_batch.attention_mask, (torch.arange(lengths.max()) < lengths[:, None]).long())
+            packed = torch.arange(micro_batch.token_ids.numel())
+            rows = micro_batch.rows
+            assert torch.equal(packed[rows.padded].flatten()[rows.unpadded], packed)
+            assert set(rows.padded.flatten().tolist()) == set(packed.tolist())
 
 
 def test_the_prefix_ends_before_the_state_that_predicts_the_first_action_token() -> None:

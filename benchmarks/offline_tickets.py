@@ -1,0 +1,182 @@
+"""The learning alone, without a server: tickets, three phases, one synchronous loop (`--help` says how).
+
+Each update samples 32 rollouts with the weights of `--lag` updates ago (a running server's are one or two behind),
+trains on them, and writes one CSV row. Any learning setting can be changed: `--set anchor_coefficient=0.02`.
+"""
+
+import argparse
+import csv
+import json
+import statistics
+import tempfile
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from app.policies.dtype import resolve_dtype
+from app.policies.learning import LearningSettings
+from app.settings import get_settings
+from benchmarks.tickets_batch import load_tokenizer, render, sample, trajectory
+from envs.environment import Episode
+from envs.tickets import Tickets
+from learner.model import LearnerModel
+from learner.optimisers import build_optimisers
+from learner.prepare import ensure_base_model, write_version_zero
+from learner.step import run_update
+
+COLUMNS = (
+    "update", "phase", "reward", "reward_64", "reward_256", "other", "ev_before", "ev_after", "entropy", "base_kl",
+    "masked", "policy_grad", "value_grad", "advantage_std", "action_tokens", "sample_s", "update_s",
+)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--phases", type=int, default=3)
+    parser.add_argument("--updates", type=int, default=40, help="per phase")
+    parser.add_argument("--lag", type=int, default=1)
+    parser.add_argument("--held-out", type=int, default=200, help="held-out tickets of the greedy measurement")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=JSON")
+    parser.add_argument("--out", type=Path, required=True, help="CSV file; the summary lands beside it as .json")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    changes = {name: json.loads(value) for name, value in (item.split("=", 1) for item in arguments.set)}
+    learning = LearningSettings(**changes)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    with arguments.out.open("w", newline="") as file:
+        summary = Run(arguments, learning, csv.DictWriter(file, COLUMNS), file.flush).play()
+    summary = {"seed": arguments.seed, "lag": arguments.lag, "changes": changes} | summary
+    arguments.out.with_suffix(".json").write_text(json.dumps(summary, indent=2) + "\n")
+    print(json.dumps(summary), flush=True)
+
+
+class Run:
+    def __init__(self, arguments: argparse.Namespace, learning: LearningSettings, rows: Any, flush: Any) -> None:
+        self.arguments, self.learning, self.rows, self.flush = arguments, learning, rows, flush
+        base = ensure_base_model(get_settings())
+        with tempfile.TemporaryDirectory() as home:
+            zero = write_version_zero("benchmark", UUID(int=1), base, learning, Path(home))
+            self.model = LearnerModel(base, resolve_dtype(get_settings().dtype), learning, Path(zero.path))
+        self.optimisers = build_optimisers(self.model, learning)
+        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(base)
+        self.environment = Tickets(seed=arguments.seed, phases=arguments.phases)
+        self.generator = torch.Generator().manual_seed(arguments.seed)
+        self.older: deque[list[Tensor]] = deque(maxlen=arguments.lag + 1)
+
+    def play(self) -> dict[str, object]:
+        batch = self.learning.rollouts_per_update
+        phases = []
+        done = rollouts = 0
+        rewards: list[float] = []
+        self.rows.writeheader()
+        for phase in range(1, self.arguments.phases + 1):
+            rewards_of_phase: list[float] = []
+            for _ in range(self.arguments.updates):
+                start = time.perf_counter()
+                self.older.append([p.detach().clone() for p in self.model.policy_parameters.values()])
+                episodes = [self.environment.reset(rollouts + i, phase) for i in range(batch)]
+                trajectories, scores, other = self._sample(episodes, self.older[0], rollouts)
+                sampled = time.perf_counter()
+                result = run_update(self.model, self.optimisers, trajectories, self.learning, done)
+                ended = time.perf_counter()
+                rewards_of_phase += scores
+                rewards += scores
+                rollouts += batch
+                self._write(done, phase, rewards, scores, other, result.health, sampled - start, ended - sampled)
+                done += 1
+            phases.append(
+                {
+                    "last_256": statistics.mean(rewards_of_phase[-256:]),
+                    "updates_to_0.8": self._recovery(rewards_of_phase),
+                    "greedy_held_out": self._held_out(phase),
+                }
+            )
+            print(json.dumps({"phase": phase, **phases[-1]}), flush=True)
+        return {"phases": phases}
+
+    def _sample(
+        self, episodes: Sequence[Episode], weights: list[Tensor], first: int
+    ) -> tuple[list[Any], list[float], float]:
+        prompts = [render(self.tokenizer, episode.messages) for episode in episodes]
+        parameters = list(self.model.policy_parameters.values())
+        newest = [p.detach().clone() for p in parameters]
+        self._load(weights)
+        answers = sample(self.model, prompts, self.tokenizer.eos_token_id, self.generator)
+        self._load(newest)
+        texts = [self.tokenizer.decode(ids, skip_special_tokens=True) for ids, _ in answers]
+        scores = [episode.judge(text) for episode, text in zip(episodes, texts, strict=True)]
+        other = statistics.mean(text.strip().lower() not in ("red", "green", "blue") for text in texts)
+        staleness = len(self.older) - 1
+        trajectories = []
+        for i, (prompt, answer, score) in enumerate(zip(prompts, answers, scores, strict=True)):
+            one = trajectory(first + i, prompt, answer, score)
+            trajectories.append(replace(one, staleness=torch.full_like(one.staleness, staleness)))
+        return trajectories, scores, other
+
+    def _load(self, weights: list[Tensor]) -> None:
+        with torch.no_grad():
+            for parameter, weight in zip(self.model.policy_parameters.values(), weights, strict=True):
+                parameter.copy_(weight)
+
+    def _held_out(self, phase: int) -> float | None:
+        """Share of held-out tickets that the newest weights route rightly at temperature 0."""
+        episodes = self.environment.held_out(phase)[: self.arguments.held_out]
+        scores: list[float] = []
+        for start in range(0, len(episodes), 40):
+            part = episodes[start : start + 40]
+            prompts = [render(self.tokenizer, episode.messages) for episode in part]
+            answers = sample(self.model, prompts, self.tokenizer.eos_token_id, None)
+            for episode, (ids, _) in zip(part, answers, strict=True):
+                scores.append(episode.judge(self.tokenizer.decode(ids, skip_special_tokens=True)))
+        return statistics.mean(scores) if scores else None
+
+    def _recovery(self, rewards: Sequence[float]) -> float | None:
+        """Updates from the phase's start until the moving mean of 64 rewards reaches 0.8; None: never."""
+        for end in range(64, len(rewards) + 1):
+            if sum(rewards[end - 64 : end]) >= 0.8 * 64:
+                return end / self.learning.rollouts_per_update
+        return None
+
+    def _write(
+        self,
+        update: int,
+        phase: int,
+        rewards: Sequence[float],
+        scores: Sequence[float],
+        other: float,
+        health: dict[str, Any],
+        sample_s: float,
+        update_s: float,
+    ) -> None:
+        masked = [low + high for low, high in zip(health["masked_low"], health["masked_high"], strict=True)]
+        row = {
+            "update": update,
+            "phase": phase,
+            "reward": statistics.mean(scores),
+            "reward_64": statistics.mean(rewards[-64:]),
+            "reward_256": statistics.mean(rewards[-256:]),
+            "other": other,
+            "masked": statistics.mean(masked),
+            "policy_grad": statistics.mean(health["policy_grad_norms"]) if health["policy_grad_norms"] else None,
+            "value_grad": statistics.mean(health["value_grad_norms"]),
+            "sample_s": sample_s,
+            "update_s": update_s,
+        }
+        row |= {name: health[name] for name in ("ev_before", "ev_after", "entropy", "base_kl", "advantage_std")}
+        row["action_tokens"] = health["action_tokens"]
+        self.rows.writerow({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()})
+        self.flush()
+
+
+if __name__ == "__main__":
+    main()

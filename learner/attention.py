@@ -1,0 +1,121 @@
+"""Attention of packed suffixes on a shared prefix.
+
+All suffixes of a micro-batch run through the model's linear layers as one packed sequence, without padding. Only here
+are they rows: each token attends to the shared prefix, whose keys and values exist once whatever the number of rows,
+and to the earlier tokens of its own row.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+PACKED_ATTENTION = "evergreen_packed"
+MAX_SCORES = 2**26
+"""Attention scores held at once (256 MiB in float32); with more, keys and values are expanded and fused instead."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How M packed tokens are B rows of at most S."""
+
+    padded: Tensor
+    """(B, S) int64: the packed index of each row's tokens; 0 where there is none."""
+    unpadded: Tensor
+    """(M,) int64: each packed token's index in the flattened (B * S)."""
+
+    def to(self, device: torch.device) -> "Rows":
+        return Rows(self.padded.to(device), self.unpadded.to(device))
+
+
+@dataclass
+class PrefixKv:
+    """Per layer, keys and values of a prefix: (kv heads, P, head dim)."""
+
+    keys: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
+
+    def all(self) -> tuple[list[Tensor], list[Tensor]]:
+        return self.keys, self.values
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    *,
+    rows: Rows | None,
+    prefix: PrefixKv | None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """An attention function for transformers' `AttentionInterface`; `rows` and `prefix` come as model arguments.
+
+    query: (1, heads, M, D). key, value: (1, kv heads, M, D). With `rows`, M packed suffix tokens on top of `prefix`
+    (None: nothing before them). Without, the M tokens are a prefix themselves, and `prefix` records their keys and
+    values. Returns (1, M, heads, D). Everything is causal; there is no padding to mask.
+    """
+    if rows is None:
+        if prefix is not None:
+            prefix.keys.append(key[0])
+            prefix.values.append(value[0])
+        output = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
+        return output.transpose(1, 2), None
+
+    q, k, v = (tensor[0][:, rows.padded] for tensor in (query, key, value))  # (heads or kv heads, B, S, D)
+    if prefix is None:
+        output = _fused(q, k, v, None, scaling)
+    else:
+        layer: int = module.layer_idx  # type: ignore[assignment]
+        prefix_k, prefix_v = prefix.keys[layer], prefix.values[layer]
+        scores = q.shape[:3].numel() * (prefix_k.shape[1] + q.shape[2])
+        if scores <= MAX_SCORES:
+            output = _joint(q, k, v, prefix_k, prefix_v, scaling)
+        else:
+            batch = q.shape[1]
+            k = torch.cat([prefix_k.unsqueeze(1).expand(-1, batch, -1, -1), k], dim=2)
+            v = torch.cat([prefix_v.unsqueeze(1).expand(-1, batch, -1, -1), v], dim=2)
+            output = _fused(q, k, v, prefix_k.shape[1], scaling)
+    return output.flatten(1, 2)[:, rows.unpadded].transpose(0, 1).unsqueeze(0), None
+
+
+def _joint(q: Tensor, k: Tensor, v: Tensor, prefix_k: Tensor, prefix_v: Tensor, scaling: float) -> Tensor:
+    """One softmax over prefix and own row. The prefix's part is one matrix product for the tokens of all rows, so
+    neither its keys and values nor their gradients are ever expanded to B rows. In float32: (heads, B, S, D)."""
+    heads, batch, length, dim = q.shape
+    kv_heads, past = prefix_k.shape[:2]
+    group = heads // kv_heads
+    with torch.autocast(q.device.type, enabled=False):
+        # the query heads of one kv head are neighbours: they become queries of one product, (kv heads, B, group * S, D)
+        q = (q.float() * scaling).view(kv_heads, group, batch, length, dim).transpose(1, 2).flatten(2, 3)
+        future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1).repeat(group, 1)
+        own_scores = (q @ k.float().transpose(-1, -2)).masked_fill(future, float("-inf"))
+        prefix_scores = (q.flatten(1, 2) @ prefix_k.float().transpose(1, 2)).view(kv_heads, batch, -1, past)
+        prefix_weights, own_weights = (
+            torch.cat([prefix_scores, own_scores], dim=-1).softmax(-1).split([past, length], dim=-1)
+        )
+        output = own_weights @ v.float()
+        output = output + (prefix_weights.flatten(1, 2) @ prefix_v.float()).view_as(output)
+        output = output.view(kv_heads, batch, group, length, dim).transpose(1, 2)
+    return output.reshape(heads, batch, length, dim).to(k.dtype)
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, prefix_length: int | None, scaling: float) -> Tensor:
+    """torch's fused kernels, which hold no scores; keys and values begin with the prefix's in every row."""
+    q, k, v = (tensor.transpose(0, 1) for tensor in (q, k, v))
+    mask = None
+    if prefix_length is not None:
+        length = q.shape[2]
+        mask = torch.ones(length, prefix_length + length, dtype=torch.bool, device=q.device).tril(prefix_length)
+    output = scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=True
+    )
+    return output.transpose(0, 1)
+
+
+AttentionInterface.register(PACKED_ATTENTION, packed_attention)
