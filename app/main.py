@@ -43,7 +43,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     handlers.install(app)
     app.add_middleware(metrics.CountRequests)
-    for router in (inference.router, feedback.router, admin.router, health.router, metrics.router):
+    for router in (inference.router, feedback.router, *admin.ROUTERS, health.router, metrics.router):
         app.include_router(router)
     return app
 

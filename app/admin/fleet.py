@@ -12,7 +12,7 @@ from app.db.repositories.pages import replicas_with_deployments
 from app.feedback.views import moment
 from app.service import ServiceDep
 
-router = APIRouter()
+router = APIRouter(prefix="/admin", tags=["admin"])
 
 
 @router.get("/replicas")

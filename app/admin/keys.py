@@ -16,7 +16,7 @@ from app.db.repositories.keys import create_key, list_keys, revoke_key
 from app.feedback.views import moment
 from app.service import ServiceDep
 
-router = APIRouter()
+router = APIRouter(prefix="/admin", tags=["admin"])
 
 
 class NewKey(Body):

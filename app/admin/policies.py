@@ -20,7 +20,7 @@ from app.feedback.views import moment
 from app.policies.learning import PAPER, LearningSettings
 from app.service import ServiceDep
 
-router = APIRouter()
+router = APIRouter(prefix="/admin", tags=["admin"])
 
 BeforeNumber = Annotated[int, Query(ge=0, le=2**31 - 1)]
 VersionNumber = Annotated[int, PathItem(ge=0, le=2**31 - 1)]

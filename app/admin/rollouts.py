@@ -18,7 +18,7 @@ from app.rollouts.lifecycle import find_rollout
 from app.rollouts.states import RolloutState, SkipReason
 from app.service import ServiceDep
 
-router = APIRouter()
+router = APIRouter(prefix="/admin", tags=["admin"])
 
 
 @router.get("/rollouts")

@@ -9,7 +9,7 @@ from app.db.repositories.policies import get_policy, list_policies
 from app.db.repositories.stats import policy_stats
 from app.service import ServiceDep
 
-router = APIRouter()
+router = APIRouter(prefix="/admin", tags=["admin"])
 
 
 @router.get("/stats")

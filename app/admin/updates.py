@@ -14,7 +14,7 @@ from app.errors import NotFound
 from app.feedback.views import moment
 from app.service import ServiceDep
 
-router = APIRouter()
+router = APIRouter(prefix="/admin", tags=["admin"])
 
 
 @router.get("/updates")

@@ -183,6 +183,11 @@ def test_metrics(http, world: World):
     assert 'evergreen_live_version{policy="default"} 0.0' in text
     assert 'evergreen_rollouts{policy="default",state="ready"}' in text
     assert 'evergreen_requests_total{route="/v1/chat/completions",status="200"}' in text
+    http.get("/admin/policies/default").raise_for_status()
+    http.get("/nowhere")
+    again = http.get("/metrics").text
+    assert 'evergreen_requests_total{route="/admin/policies/{name}",status="200"}' in again
+    assert 'evergreen_requests_total{route="unknown",status="404"}' in again
     assert 'evergreen_completion_tokens_total{policy="default"}' in text
     tokens = [line for line in text.splitlines() if line.startswith("evergreen_completion_tokens_total")]
     assert float(tokens[0].split()[-1]) % 3 == 0
