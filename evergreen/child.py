@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -18,7 +17,6 @@ RESTART_DELAYS_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0)
 WINDOW_S = 120.0
 LOG_LIMIT_BYTES = 50_000_000
 
-AUTOGROUP = Path("/proc/self/autogroup")
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
@@ -29,30 +27,16 @@ class ChildSpec:
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to the parent's."""
-    nice: int = 0
     stop_phase: int = 0
     """On a drain, phase 0 stops first."""
     stop_within_s: float = 10.0
     """Killed when it has not ended this long after its SIGTERM."""
 
 
-def _be_nice(nice: int) -> None:
-    """Niceness of the process, and of its session.
-
-    Where Linux groups processes by session (`kernel.sched_autogroup_enabled`, sched(7)), niceness counts within a group
-    only, and every child here has a session of its own: without the second line it would have no effect at all.
-    """
-    os.nice(nice)
-    with suppress(OSError):  # no such grouping here, or /proc is read-only: niceness alone is what can be had
-        AUTOGROUP.write_text(str(nice))
-
-
-def die_with(parent: int, nice: int = 0) -> Callable[[], None]:
+def die_with(parent: int) -> Callable[[], None]:
     """What a new child runs before its program: the kernel kills it when `parent` dies, even by SIGKILL (Linux)."""
 
     def before_exec() -> None:
-        if nice:
-            _be_nice(nice)
         if _libc is None:
             return
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -97,9 +81,10 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # a group of its own: Ctrl-C reaches the supervisor alone, which stops the others in order
-                start_new_session=True,
-                preexec_fn=die_with(os.getpid(), self.spec.nice),
+                # a group of its own: Ctrl-C reaches the supervisor alone, which stops the others in order. No session
+                # of its own: Linux would schedule it as a group (sched(7), autogroup), and nice would mean nothing
+                process_group=0,
+                preexec_fn=die_with(os.getpid()),
             )
 
     def died(self) -> bool:

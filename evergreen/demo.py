@@ -40,7 +40,7 @@ def _server(settings: Settings) -> Iterator[subprocess.Popen[bytes] | None]:
     if is_held(settings.home.resolve()):
         yield None
         return
-    server = subprocess.Popen(_evergreen("up"), start_new_session=True, preexec_fn=die_with(os.getpid()))
+    server = subprocess.Popen(_evergreen("up"), process_group=0, preexec_fn=die_with(os.getpid()))
     try:
         yield server
     finally:

@@ -28,8 +28,9 @@ def specs(settings: Settings, base_model: str) -> list[ChildSpec]:
         ChildSpec("app", _app_command(settings), light, stop_phase=0, stop_within_s=DRAIN_S + 5),
         ChildSpec("beat", beat_command(), light, stop_phase=1),
         ChildSpec("control", worker_command("control"), light, stop_phase=1),
-        # an update that is running when the worker is told to stop ends first, if it is quick enough
-        ChildSpec("learn", worker_command("learn"), heavy, nice=10, stop_phase=1, stop_within_s=DRAIN_S),
+        # it makes itself nice once it has started, so that it is back soon on a busy machine; an update that is
+        # running when it is told to stop ends first, if it is quick enough
+        ChildSpec("learn", worker_command("learn"), heavy, stop_phase=1, stop_within_s=DRAIN_S),
     ]
     if not settings.engine_urls:
         engine = ChildSpec("engine", _engine_command(settings, base_model), heavy, stop_phase=2)

@@ -40,7 +40,7 @@ def process(command: Sequence[str], log: Path, **environment: str) -> Iterator[s
             cwd=log.parent,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            process_group=0,
         )
     try:
         yield child

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from subprocess import Popen
 
-import pytest
-
 from evergreen.child import LOG_LIMIT_BYTES, RESTART_DELAYS_S, Child, ChildSpec
 from evergreen.home import read_states
 from tests.integration.control.fake_engine import running_engine
@@ -111,6 +109,13 @@ def test_a_child_that_keeps_dying_is_named_with_the_end_of_its_log(tmp_path: Pat
     assert "    no such model" in console
 
 
+def test_a_child_has_its_own_group_in_the_supervisors_session(tmp_path: Path) -> None:
+    with supervised(tmp_path, f"one={SLEEP}") as supervisor:
+        child = wait_for_pid(tmp_path, "one")
+        assert os.getpgid(child) == child, "a Ctrl-C does not reach it"
+        assert os.getsid(child) == os.getsid(supervisor.pid), "nice compares it with its siblings"
+
+
 def test_readiness_is_announced_once(tmp_path: Path) -> None:
     with running_engine() as engine, supervised(tmp_path, f"one={SLEEP}", ready_url=f"{engine.url}/health"):
         eventually(lambda: "READY" in (tmp_path / "console").read_text(), within_s=10, what="readiness")
@@ -148,13 +153,9 @@ def test_the_first_restart_is_immediate_and_the_longest_wait_leaves_room_within_
     assert RESTART_DELAYS_S[-1] <= 15
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="niceness is read from /proc")
-def test_a_nice_child_is_nice(tmp_path: Path) -> None:
-    code = "import os; print(os.nice(0), os.environ['COLOUR']); print(open('/proc/self/autogroup').read(), end='')"
-    spec = ChildSpec("one", [sys.executable, "-c", code], {"COLOUR": "green"}, nice=10)
-    child = Child(spec, tmp_path, tmp_path / "one.log")
+def test_a_child_gets_its_own_environment(tmp_path: Path) -> None:
+    code = "import os; print(os.environ['COLOUR'], os.environ['PATH'] != '')"
+    child = Child(ChildSpec("one", [sys.executable, "-c", code], {"COLOUR": "green"}), tmp_path, tmp_path / "one.log")
     child.start()
     eventually(child.died, within_s=10, what="its end")
-    process, session = (tmp_path / "one.log").read_text().splitlines()
-    assert process.split() == [str(os.nice(0) + 10), "green"]
-    assert session.endswith(" nice 10")  # in a session of its own, niceness of the process alone has no effect
+    assert (tmp_path / "one.log").read_text() == "green True\n"

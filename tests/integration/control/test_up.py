@@ -114,6 +114,7 @@ def test_a_second_up_in_the_same_home_says_who_holds_it(server: Server) -> None:
 
 
 def test_status_shows_the_processes_and_the_policy(server: Server) -> None:
+    eventually(lambda: server.last_worked("learn") != "None", within_s=60, what="the learner to look at the policy")
     shown = server.run("status")
     assert shown.returncode == 0
     for word in (*NAMES, "running", "default", "too_few_rollouts"):
