@@ -20,6 +20,8 @@ from tests.integration.service.servers import serving
 from tests.integration.service.world import World, found_world
 from tests.tiny_tokenizer import SMOLLM2_TEMPLATE
 
+STARTS_WITHIN_S = 180
+"""It takes 3 s of CPU time; the rest is for a machine that is busy with other things."""
 HELLO = [{"role": "user", "content": "route it"}]
 
 
@@ -63,12 +65,13 @@ def real(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, adapters: l
 
 
 def wait_until_healthy(control: ControlClient, url: str, engine: subprocess.Popen[bytes]) -> None:
-    for _ in range(600):
+    deadline = time.monotonic() + STARTS_WITHIN_S
+    while time.monotonic() < deadline:
         if control.health(url):
             return
         assert engine.poll() is None, "the engine died"
         time.sleep(0.1)
-    raise AssertionError("the engine was not healthy within 60 s")
+    raise AssertionError(f"the engine was not healthy within {STARTS_WITHIN_S} s")
 
 
 def test_stored_logprobs_are_those_of_a_plain_forward_pass(real: World, tiny_model: Path, adapters: list[Path]):
