@@ -15,10 +15,17 @@ from app.db.session import Database
 from app.policies.learning import LearningSettings
 from app.rollouts.states import VersionStatus
 from tests.integration.control.fake_engine import FakeEngine, logprobs, running_engine
-from tests.integration.control.processes import need_server
 
 PROBES = [[1, 2, 3], [4, 5]]
-POSTGRES = "postgresql://postgres@127.0.0.1:5432"
+
+
+@pytest.fixture(params=["filesystem", "redis", "rabbitmq"])
+def broker_url(request: pytest.FixtureRequest) -> str:
+    """One broker of each kind."""
+    if request.param == "filesystem":
+        return "filesystem://"
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return f"{url}/13" if request.param == "redis" else url
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -30,11 +37,11 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
         yield opened
         opened.close()
         return
-    need_server("PostgreSQL", 5432)
+    server: str = request.getfixturevalue("postgres_url")
     name = f"evergreen_control_{uuid4().hex[:12]}"
-    with psycopg.connect(f"{POSTGRES}/postgres", autocommit=True) as admin:
+    with psycopg.connect(server, autocommit=True) as admin:
         admin.execute(f"CREATE DATABASE {name}")  # type: ignore[call-overload]  # a name of ours, not a literal
-        opened = Database(f"{POSTGRES}/{name}")
+        opened = Database(f"{server.rsplit('/', 1)[0]}/{name}")
         opened.upgrade()
         yield opened
         opened.close()

@@ -1,7 +1,6 @@
 """Start the product's processes in tests, and wait for what they do."""
 
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,14 +19,6 @@ def eventually(condition: Callable[[], bool], *, within_s: float, what: str) -> 
         if time.monotonic() > deadline:
             pytest.fail(f"not within {within_s:.0f} s: {what}")
         time.sleep(0.05)
-
-
-def need_server(name: str, port: int) -> None:
-    """Skip where the machine runs no such server."""
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        pytest.skip(f"no {name} on 127.0.0.1:{port}")
 
 
 @contextmanager

@@ -2,20 +2,13 @@
 
 from pathlib import Path
 
-import pytest
-
 from app.broker.backlog import LIMIT, trim_backlog
 from app.celery_app import LEARN_TICK, create_celery_app
 from app.settings import Settings
-from tests.integration.control.processes import need_server
-from tests.integration.control.test_ticks import BROKERS, PORTS
 
 
-@pytest.mark.parametrize("broker", BROKERS)
-def test_a_queue_beyond_the_limit_is_emptied(broker: str, tmp_path: Path) -> None:
-    if broker in PORTS:
-        need_server(broker, PORTS[broker])
-    app = create_celery_app(Settings(home=tmp_path, BROKER_URL=BROKERS[broker]))
+def test_a_queue_beyond_the_limit_is_emptied(broker_url: str, tmp_path: Path) -> None:
+    app = create_celery_app(Settings(home=tmp_path, BROKER_URL=broker_url))
     with app.connection_for_write() as connection, connection.channel() as channel:
         learn = next(queue for queue in app.conf.task_queues if queue.name == "learn").bind(channel)
         learn.declare()

@@ -4,29 +4,17 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
-
 from app.celery_app import beat_command, worker_command
-from tests.integration.control.processes import eventually, need_server, process
-
-BROKERS = {
-    "filesystem": "filesystem://",
-    "redis": "redis://127.0.0.1:6379/13",
-    "rabbitmq": "amqp://guest:guest@127.0.0.1:5672//",
-}
-PORTS = {"redis": 6379, "rabbitmq": 5672}
+from tests.integration.control.processes import eventually, process
 
 
 def ticks(record: Path) -> int:
     return len(record.read_text().splitlines()) if record.exists() else 0
 
 
-@pytest.mark.parametrize("broker", BROKERS)
-def test_beat_wakes_a_worker_again_after_kill_9(broker: str, tmp_path: Path) -> None:
-    if broker in PORTS:
-        need_server(broker, PORTS[broker])
+def test_beat_wakes_a_worker_again_after_kill_9(broker_url: str, tmp_path: Path) -> None:
     record = tmp_path / "ticks"
-    environment = {"EVERGREEN_HOME": str(tmp_path), "BROKER_URL": BROKERS[broker], "TICKS": str(record)}
+    environment = {"EVERGREEN_HOME": str(tmp_path), "BROKER_URL": broker_url, "TICKS": str(record)}
     command = [arg.replace("learner.tasks", "tests.integration.control.recorded_ticks")
                for arg in worker_command("learn")]  # fmt: skip
     with process(beat_command(), tmp_path / "beat.log", **environment):

@@ -15,10 +15,8 @@ from app.db.models import Update
 from app.db.types import clock
 from app.rollouts.states import UpdateState
 from app.settings import Settings
-from tests.integration.control.processes import eventually, need_server, process
+from tests.integration.control.processes import eventually, process
 from tests.integration.learner.scene import Scene
-
-BROKER = "redis://127.0.0.1:6379/12"
 
 
 def running_owner(scene: Scene) -> int:
@@ -38,11 +36,13 @@ def wake(waker: Celery) -> bool:
 
 
 @pytest.mark.timeout(300)
-def test_a_frozen_learner_is_fenced_off_when_it_wakes(scene: Scene, settings: Settings, tmp_path: Path) -> None:
-    need_server("Redis", 6379)
-    waker = create_celery_app(Settings(home=settings.home, broker_url=BROKER))
+def test_a_frozen_learner_is_fenced_off_when_it_wakes(
+    scene: Scene, settings: Settings, tmp_path: Path, redis_url: str
+) -> None:
+    broker_url = f"{redis_url}/12"
+    waker = create_celery_app(Settings(home=settings.home, broker_url=broker_url))
     environment = {"EVERGREEN_HOME": str(settings.home), "EVERGREEN_DTYPE": "float32", "OMP_NUM_THREADS": "1"}
-    environment["BROKER_URL"] = BROKER
+    environment["BROKER_URL"] = broker_url
     rollouts = scene.rollouts(4)
     logs = [tmp_path / "one.log", tmp_path / "two.log"]
     with (
