@@ -53,7 +53,7 @@ def test_processes_that_write_without_a_pause_all_get_their_turn(world: World, u
 
 
 def test_a_process_that_never_pauses_starves_nobody(world: World, url: str) -> None:
-    """SQLite by itself polls and would fail with "database is locked": docs/decisions/0011."""
+    """SQLite by itself polls and would fail with "database is locked": docs/decisions/0006."""
     busy = subprocess.Popen([sys.executable, "-c", BUSY, url], stdout=subprocess.PIPE, text=True)
     assert busy.stdout is not None
     assert busy.stdout.readline() == "busy\n"
