@@ -3,9 +3,11 @@
     python benchmarks/engine.py --model DIR [--concurrency 32] [--seconds 30] [--url http://... of a running vLLM]
 
 The load: prompts of about 170 tokens that share about 150, at most 6 new tokens, and a new adapter every 15 seconds.
+CPU seconds are the engine's own: they say what it costs when other processes have the cores.
 """
 
 import asyncio
+import os
 import random
 import subprocess
 import sys
@@ -88,7 +90,15 @@ def report(name: str, load: Load, seconds: float) -> None:
     )
 
 
-def measure_engine(target: str, name: str, adapters: list[Path], concurrency: int, seconds: float) -> None:
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process and its threads (proc(5), fields 14 and 15 of stat)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure_engine(
+    target: str, name: str, adapters: list[Path], concurrency: int, seconds: float, pid: int | None
+) -> None:
     control = ControlClient()
     while not control.health(target):
         time.sleep(0.2)
@@ -96,10 +106,12 @@ def measure_engine(target: str, name: str, adapters: list[Path], concurrency: in
         control.load_adapter(target, path.name, str(path))
     warm_up = Load(target, time.perf_counter() + 3, adapters[0].name)
     asyncio.run(warm_up.run(concurrency, []))
-    started = time.perf_counter()
+    started, used = time.perf_counter(), cpu_seconds(pid) if pid else 0.0
     load = Load(target, started + seconds, adapters[0].name)
     asyncio.run(load.run(concurrency, [(started + SWITCH_S * n, path.name) for n, path in enumerate(adapters) if n]))
     report(name, load, time.perf_counter() - started)
+    if pid:
+        typer.echo(f"{1e3 * (cpu_seconds(pid) - used) / len(load.latencies):.0f} CPU ms a request")
     figures = httpx.get(f"{target}/metrics", trust_env=False).text.splitlines()
     typer.echo("\n".join(line for line in figures if line.startswith("evergreen_engine")))
     for path in adapters:
@@ -110,12 +122,15 @@ def measure_generate(model: Path, adapter: Path, concurrency: int, dtype: str, s
     """Static batches of `generate`: a batch ends when its longest completion does, and shares nothing."""
     lm = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
     lm.load_adapter(str(adapter))
-    rng, finished, started = random.Random(1), 0, time.perf_counter()
+    rng, finished, started, used = random.Random(1), 0, time.perf_counter(), time.process_time()
     while time.perf_counter() - started < seconds:
         ids = torch.tensor([prompt(rng) for _ in range(concurrency)])
         lm.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=MAX_TOKENS, do_sample=True)
         finished += concurrency
-    typer.echo(f"generate, batches of {concurrency}: {finished / (time.perf_counter() - started):.1f} requests/s")
+    typer.echo(
+        f"generate, batches of {concurrency}: {finished / (time.perf_counter() - started):.1f} requests/s, "
+        f"{1e3 * (time.process_time() - used) / finished:.0f} CPU ms a request"
+    )
 
 
 def main(
@@ -132,13 +147,13 @@ def main(
     with tempfile.TemporaryDirectory() as directory:
         adapters = write_adapters(model, Path(directory), 1 + int(seconds // SWITCH_S))
         if url:
-            measure_engine(url, url, adapters, concurrency, seconds)
+            measure_engine(url, url, adapters, concurrency, seconds, None)
         else:
             command = [sys.executable, "-m", "app.engine.embedded", "--model", str(model), "--dtype", dtype]
             process = subprocess.Popen([*command, "--port", str(port), "--threads", str(threads)])
             try:
                 name = f"embedded, {dtype}, {threads} threads, {concurrency} at once"
-                measure_engine(f"http://127.0.0.1:{port}", name, adapters, concurrency, seconds)
+                measure_engine(f"http://127.0.0.1:{port}", name, adapters, concurrency, seconds, process.pid)
             finally:
                 process.terminate()
                 process.wait()
