@@ -71,14 +71,15 @@ def start(kind: str, base: Path, log: Path, dtype: str = "float32") -> Iterator[
 
 def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     deadline = time.monotonic() + _START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError(f"the engine ended with {process.returncode}:\n{log.read_text()[-3000:]}")
-        try:
-            if httpx.get(f"{url}/health", trust_env=False).status_code == httpx.codes.OK:
-                return
-        except httpx.TransportError:
-            time.sleep(0.1)
+    with httpx.Client(trust_env=False, verify=False) as client:
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                raise RuntimeError(f"the engine ended with {process.returncode}:\n{log.read_text()[-3000:]}")
+            try:
+                if client.get(f"{url}/health").status_code == httpx.codes.OK:
+                    return
+            except httpx.TransportError:
+                time.sleep(0.2)
     raise RuntimeError(f"the engine did not become healthy:\n{log.read_text()[-3000:]}")
 
 

@@ -76,6 +76,17 @@ def test_a_known_prefix_is_not_computed_again_and_belongs_to_its_adapter(drive: 
     assert_reference(driver, reference, other, "two", prompt)
 
 
+def test_a_fully_known_prompt_still_computes_its_last_block(drive: Drive, reference: Reference) -> None:
+    driver = drive()
+    names = []
+    for _ in range(2):
+        names.append(driver.add(PROMPT[:48], max_tokens=2))
+        driver.run()
+    assert driver.engine.counts.computed_tokens == 48 + 1 + BLOCK_SIZE + 1
+    for name in names:
+        assert_reference(driver, reference, name, "base", PROMPT[:48])
+
+
 def test_requests_of_one_pass_share_the_prefix_that_it_computes(drive: Drive, reference: Reference) -> None:
     driver = drive()
     prompts = [[*PROMPT[:48], last] for last in range(60, 68)]
