@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-CONTEXT = 256
+CONTEXT = 1024
 VOCABULARY = 320
 EOS = "<|im_end|>"
 _CORPUS = [
