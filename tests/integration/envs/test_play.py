@@ -295,14 +295,21 @@ def test_an_interrupted_run_leaves_what_it_has_measured(tmp_path: Path) -> None:
     with serving(server.app()) as url:
         command = [sys.executable, "-m", "envs.cli", "tickets", "--seed", str(SEED), "--out", str(tmp_path)]
         environment = os.environ | {"EVERGREEN_URL": url, "EVERGREEN_API_KEY": KEY}
-        player = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        player = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            # a shell starts what runs in its background with SIGINT ignored, and children inherit that
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
         assert server.full.wait(30)
         while len(server.bodies("/feedback")) < 64:
             assert server.look_made.acquire(timeout=30)
         for _ in range(4):  # two rounds of looks later it has read the last reply
             assert server.look_made.acquire(timeout=30)
         player.send_signal(signal.SIGINT)
-        player.communicate(timeout=30)
+        player.communicate(timeout=120)
     assert player.returncode == 130
     assert summary(tmp_path)["complete"] is False
     assert summary(tmp_path)["phases"][0]["rollouts"] == 64
