@@ -10,7 +10,7 @@ import pytest
 
 from app.engine.client import EngineClient, EngineOverloaded, Sampling
 from tests.contract.engines import MAX_NUM_SEQS, MAX_QUEUED, RunningEngine
-from tests.contract.test_completions import complete, with_client
+from tests.contract.test_completions import collect, complete, with_client
 
 PROMPT = [5, 6, 7]
 
@@ -51,32 +51,30 @@ def test_a_request_joins_and_two_adapters_run_at_once(engine: RunningEngine) -> 
 
 @pytest.mark.parametrize("streamed", [True, False])
 def test_a_disconnect_frees_the_slot(engine: RunningEngine, streamed: bool) -> None:
-    """Streaming or not, running or waiting: what nobody will read is not generated."""
+    """What nobody will read is not generated: all clients leave when the last that came has its first token."""
     sampling = Endless(max_tokens=1000)
-    calls = MAX_NUM_SEQS + 4
     wait_until_idle(engine)
     before = engine.metric("vllm:generation_tokens_total")
 
     async def body(client: EngineClient) -> None:
-        if streamed:
-            streams = [client.stream(engine.url, "one", PROMPT, sampling) for _ in range(calls)]
-            first = [asyncio.ensure_future(anext(stream)) for stream in streams]
-            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-            for task in first:
-                task.cancel()
-            await asyncio.wait(first)
-            await asyncio.gather(*(stream.aclose() for stream in streams))
-            return
-        tasks = [asyncio.create_task(client.complete(engine.url, "one", PROMPT, sampling)) for _ in range(calls)]
-        while await asyncio.to_thread(engine.metric, "vllm:num_requests_running") == 0:
-            assert not any(task.done() for task in tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        async def read() -> None:
+            if streamed:
+                await collect(client, engine, "one", PROMPT, sampling)
+            else:
+                await client.complete(engine.url, "one", PROMPT, sampling)
+
+        readers = [asyncio.create_task(read()) for _ in range(MAX_NUM_SEQS - 1)]
+        last = client.stream(engine.url, "one", PROMPT, sampling)
+        await anext(last)
+        assert not any(reader.done() for reader in readers)
+        for reader in readers:
+            reader.cancel()
+        await asyncio.wait(readers)
+        await last.aclose()
 
     with_client(body)
     wait_until_idle(engine)
-    assert engine.metric("vllm:generation_tokens_total") - before < calls * sampling.max_tokens / 2
+    assert engine.metric("vllm:generation_tokens_total") - before < MAX_NUM_SEQS * sampling.max_tokens / 2
 
 
 def test_a_full_queue_is_overload_and_passes(engine: RunningEngine) -> None:
