@@ -1,6 +1,6 @@
 """Requests per second of an engine under the tickets load, and of plain `generate` on the same prompts.
 
-    python benchmarks/engine.py --model DIR [--concurrency 32] [--seconds 30] [--url http://... of a running vLLM]
+    python -m benchmarks.engine [--model DIR] [--concurrency 32] [--seconds 30] [--url http://... of a running vLLM]
 
 The load: prompts of about 170 tokens that share about 150, at most 6 new tokens, and a new adapter every 15 seconds.
 CPU seconds are the engine's own: they say what it costs when other processes have the cores.
@@ -24,6 +24,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from app.engine.client import ControlClient, EngineClient, Sampling
+from app.settings import Settings
+from learner.prepare import ensure_base_model
 
 PREFIX_TOKENS, TICKET_TOKENS, MAX_TOKENS = 150, 20, 6
 SWITCH_S = 15.0
@@ -134,7 +136,7 @@ def measure_generate(model: Path, adapter: Path, concurrency: int, dtype: str, s
 
 
 def main(
-    model: Annotated[Path, typer.Option(exists=True, file_okay=False)],
+    model: Annotated[Path | None, typer.Option(help="Model directory; EVERGREEN_MODEL if absent.")] = None,
     concurrency: int = 32,
     seconds: float = 30.0,
     dtype: Literal["bfloat16", "float32"] = "bfloat16",
@@ -144,6 +146,7 @@ def main(
     generate: Annotated[bool, typer.Option(help="Measure plain generate too.")] = True,
 ) -> None:
     torch.set_num_threads(threads)
+    model = model or ensure_base_model(Settings(dtype=dtype))
     with tempfile.TemporaryDirectory() as directory:
         adapters = write_adapters(model, Path(directory), 1 + int(seconds // SWITCH_S))
         if url:
