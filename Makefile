@@ -37,7 +37,7 @@ bench: $(VENV)/.runtime
 
 # The engine's contract suite against real vLLM, in a venv of its own
 vllm-contract: $(VENV)/.test .venv-vllm/.installed
-	EVERGREEN_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest tests/contract --durations=5
+	EVERGREEN_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest tests/contract -m "not slow" --durations=5
 
 $(VENV)/.runtime: requirements/build.txt requirements/runtime.txt requirements/model.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
