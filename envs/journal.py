@@ -11,7 +11,10 @@ from typing import Any
 
 
 class Journal:
-    """Append-only. Lines are `{"at": UTC time, "event": ..., ...}`; an existing file is never continued."""
+    """Append-only. Lines are `{"at": UTC time, "event": ..., ...}`; an existing file is never continued.
+
+    ASCII alone: an answer may hold characters that many readers take for line ends (U+0085, U+2028).
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -19,7 +22,7 @@ class Journal:
 
     def write(self, event: str, **fields: Any) -> None:
         line = {"at": datetime.now(UTC).isoformat(), "event": event, **fields}
-        self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        self._file.write(json.dumps(line) + "\n")
         self._file.flush()
 
     def close(self) -> None:
