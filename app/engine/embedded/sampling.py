@@ -12,6 +12,8 @@ from app.engine.embedded.sequence import SampledToken, SamplingParams
 MIN_TEMPERATURE = 1e-2
 """Lower ones are raised to it, as in vLLM; below 1e-5 sampling is greedy."""
 _GREEDY_BELOW = 1e-5
+_LEAST_NOISE = 2.0**-40
+"""Smaller draws are raised to it: p / 0 would win whatever p is. Only tokens less likely than this notice."""
 
 
 def sample(
@@ -46,12 +48,14 @@ def _draw(logprobs: Tensor, greedy: Sequence[bool], generators: Sequence[np.rand
     Unlike inverting the cumulative distribution, it rarely changes its mind when p changes in the last digits, which
     it does with the size of the batch.
     """
-    probabilities = logprobs.exp()
-    noise = np.ones(tuple(logprobs.shape), dtype=np.float32)
+    chosen = logprobs.argmax(dim=-1)
     for index, generator in enumerate(generators):
         if not greedy[index]:
-            generator.standard_exponential(dtype=np.float32, out=noise[index])
-    return probabilities.div_(torch.from_numpy(noise)).argmax(dim=-1)
+            # in double precision: a single-precision draw is exactly 0 once in six million, often enough for a
+            # vocabulary of 50,000 to notice
+            noise = np.maximum(generator.standard_exponential(logprobs.shape[1]), _LEAST_NOISE)
+            chosen[index] = (logprobs[index].exp() / torch.from_numpy(noise)).argmax()
+    return chosen
 
 
 def _truncate(logits: Tensor, top_k: int, top_p: float) -> Tensor:

@@ -78,3 +78,40 @@ def test_a_row_without_finite_numbers_is_none_and_harms_nobody() -> None:
     broken, good = sample(logits, [SamplingParams(1)] * 2, generators)
     assert broken is None
     assert good is not None
+
+
+def test_of_a_large_vocabulary_only_likely_tokens_are_drawn() -> None:
+    """1e8 draws of noise; by hand, 49,151 tokens of e^-30 leave 5e-9 of a chance per token to draw one of them."""
+    logits = torch.zeros(1, 49152)
+    logits[0, 7] = 30.0
+    generator = np.random.Generator(np.random.SFC64(0))
+    for params in (SamplingParams(1), SamplingParams(1, top_k=50), SamplingParams(1, top_p=0.9)):
+        drawn = [sample(logits, [params], [generator])[0] for _ in range(700)]
+        assert {token.id for token in drawn if token is not None} == {7}
+        assert None not in drawn
+
+
+class ZeroDraw(np.random.Generator):
+    """Draws ones, and exactly 0 for the given token, which a real generator may do too."""
+
+    def __init__(self, token: int):
+        super().__init__(np.random.SFC64(0))
+        self.token = token
+
+    def standard_exponential(self, size: int) -> np.ndarray:  # type: ignore[override]
+        noise = np.ones(size)
+        noise[self.token] = 0.0
+        return noise
+
+
+@pytest.mark.parametrize("unlikely", [-30.0, -200.0, -math.inf])
+def test_a_draw_of_zero_makes_no_unlikely_token_win(unlikely: float) -> None:
+    (token,) = sample(torch.tensor([[0.0, unlikely]]), [SamplingParams(1)], [ZeroDraw(1)])
+    assert token is not None
+    assert token.id == 0
+
+
+def test_a_draw_of_zero_lets_a_likely_token_win() -> None:
+    (token,) = sample(LOGITS, [SamplingParams(1)], [ZeroDraw(2)])
+    assert token is not None
+    assert token.id == 2
