@@ -81,8 +81,9 @@ def sha256_of(directory: Path) -> str:
     return digest.hexdigest()
 
 
-def sweep_unreferenced(parent: Path, keep: Collection[Path], older_than_s: float) -> list[Path]:
-    """Deletes the directories in `parent` (a versions/ or checkpoints/ directory) that nothing refers to.
+def sweep_unreferenced(parent: Path, keep: Collection[str], older_than_s: float) -> list[Path]:
+    """Deletes the directories in `parent` (a versions/ or checkpoints/ directory) whose names are not among
+    `keep`.
 
     Young ones are spared: an update writes its files before the database knows of them.
 
@@ -91,10 +92,9 @@ def sweep_unreferenced(parent: Path, keep: Collection[Path], older_than_s: float
     """
     if not parent.is_dir():
         return []
-    kept = {path.resolve() for path in keep}
     limit = time.time() - older_than_s
     children = [p for p in sorted(parent.iterdir()) if p.is_dir()]  # lock files stay
-    swept = [p for p in children if p.resolve() not in kept and p.stat().st_mtime < limit]
+    swept = [p for p in children if p.name not in keep and p.stat().st_mtime < limit]
     for path in swept:
         shutil.rmtree(path)
     return swept

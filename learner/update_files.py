@@ -1,9 +1,9 @@
 """The files of one update: its checkpoint and its version's adapter, in place before the database knows of them."""
 
 import shutil
-from collections.abc import Collection
 from pathlib import Path
 
+from app.db.repositories.retention import VersionDirectories
 from app.rollouts.claimed import Claim, VersionRef
 from learner.adapters import save_adapter
 from learner.artifacts import (
@@ -48,10 +48,18 @@ def remove_files(claim: Claim, artifacts_dir: Path) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def sweep_files(claim: Claim, versions_in_use: Collection[str], artifacts_dir: Path) -> None:
-    """After the claim's update was committed: older checkpoints, and what crashed updates have left."""
+def sweep_files(claim: Claim, directories: VersionDirectories, artifacts_dir: Path) -> None:
+    """After the claim's update was committed: older checkpoints, and what crashed updates have left.
+
+    Raises:
+        FileNotFoundError: the head's or the live version's files are not here; no version is deleted then.
+    """
     current = checkpoint_dir(artifacts_dir, claim.policy_name, claim.update_id)
     keep_newest(current.parent, current)
-    finished = [path for path in current.parent.iterdir() if not path.name.startswith(TEMPORARY_PREFIX)]
+    finished = [path.name for path in current.parent.iterdir() if not path.name.startswith(TEMPORARY_PREFIX)]
     sweep_unreferenced(current.parent, finished, ORPHANED_AFTER_S)
-    sweep_unreferenced(Path(claim.head.path).parent, [Path(path) for path in versions_in_use], ORPHANED_AFTER_S)
+    versions = version_dir(artifacts_dir, claim.policy_name, claim.head.number, claim.update_id).parent
+    missing = sorted(name for name in directories.needed if not (versions / name).is_dir())
+    if missing:
+        raise FileNotFoundError(f"{', '.join(missing)} (live or head) is not in {versions}: no version is deleted")
+    sweep_unreferenced(versions, directories.kept, ORPHANED_AFTER_S)

@@ -18,7 +18,8 @@ from safetensors import SafetensorError
 from app.db.models import Policy
 from app.db.repositories.events import add_event
 from app.db.repositories.policies import list_policies
-from app.db.repositories.versions import add_version_zero, version_paths
+from app.db.repositories.retention import version_directories
+from app.db.repositories.versions import add_version_zero
 from app.db.session import Database
 from app.policies.dtype import resolve_dtype
 from app.policies.learning import LearningSettings
@@ -183,9 +184,9 @@ class LearnWorker:
 
     def _sweep(self, claim: Claim) -> None:
         with self._database.read() as session:
-            in_use = version_paths(session, claim.policy_id)
+            directories = version_directories(session, claim.policy_id)
         try:
-            sweep_files(claim, in_use, self._artifacts)
+            sweep_files(claim, directories, self._artifacts)
         except OSError as error:
             # left-over files harm nobody; the next update sweeps again
             log.warning("sweep_failed", error=str(error))

@@ -6,14 +6,16 @@ older than any work in progress can be; that takes temporary directories of kill
 
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from uuid import UUID
 
 import structlog
 
 from app.db.models import Policy
+from app.db.repositories.events import add_event
 from app.db.repositories.policies import list_policies
-from app.db.repositories.retention import clear_bodies, kept_version_paths, spent_checkpoints, take_old_versions
+from app.db.repositories.retention import clear_bodies, spent_checkpoints, take_old_versions, version_directories
 from app.db.repositories.rollouts import as_uuid
 from app.db.session import Database
 
@@ -37,6 +39,7 @@ class Retention:
         self._artifacts = artifacts
         self._bodies_kept_days = bodies_kept_days
         self._cleared_to = UUID(int=0)
+        self._refused: set[UUID] = set()
 
     def tick(self) -> None:
         with self._database.read() as session:
@@ -47,15 +50,33 @@ class Retention:
         self._bodies()
 
     def _versions(self, policy: Policy) -> None:
-        with self._database.write() as session:
-            old = [version.path for version in take_old_versions(session, policy.id)]
-        for files in old:
-            _delete(Path(files))
+        folder = self._artifacts / policy.name / "versions"
         with self._database.read() as session:
-            kept = kept_version_paths(session, policy.id)
-        for path in _directories(self._artifacts / policy.name / "versions"):
-            if str(path) not in kept and _is_old(path):
+            needed = version_directories(session, policy.id).needed
+        missing = sorted(name for name in needed if not (folder / name).is_dir())
+        if missing:
+            self._refuse(policy, folder, missing)
+            return
+        self._refused.discard(policy.id)
+        with self._database.write() as session:
+            old = [Path(version.path).name for version in take_old_versions(session, policy.id)]
+        for name in old:
+            _delete(folder / name)
+        with self._database.read() as session:
+            kept = version_directories(session, policy.id).kept
+        for path in _directories(folder):
+            if path.name not in kept and _is_old(path):
                 _delete(path)
+
+    def _refuse(self, policy: Policy, folder: Path, missing: Sequence[str]) -> None:
+        """Say it once: a database that speaks of files that are not here must not decide which of these go."""
+        if policy.id in self._refused:
+            return
+        self._refused.add(policy.id)
+        message = f"No files of {policy.name} are deleted: {', '.join(missing)} (live or head) is not in {folder}."
+        log.error("retention_refused", policy=policy.name, missing=missing)
+        with self._database.write() as session:
+            add_event(session, "retention_refused", message, policy_id=policy.id)
 
     def _checkpoints(self, policy: Policy) -> None:
         """A learner deletes what each of its updates supersedes; this takes what one that is gone has left."""

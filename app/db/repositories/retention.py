@@ -1,7 +1,9 @@
 """What may be deleted: files of old versions and checkpoints, and bodies of old requests."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from uuid import UUID
 
 from sqlalchemy import or_, select, update
@@ -52,13 +54,27 @@ def take_old_versions(session: Session, policy_id: UUID) -> list[PolicyVersion]:
     return old
 
 
-def kept_version_paths(session: Session, policy_id: UUID) -> set[str]:
-    return set(
-        session.scalars(
-            select(PolicyVersion.path).where(
-                PolicyVersion.policy_id == policy_id, PolicyVersion.files_deleted_at.is_(None)
-            )
+@dataclass(frozen=True)
+class VersionDirectories:
+    """Names, not paths: they are never used twice, and stay what they are when a home is moved or mounted elsewhere."""
+
+    kept: frozenset[str]
+    """Of all versions whose files have not been deleted."""
+    needed: frozenset[str]
+    """Of the head and the live version. Where one is missing, the files are not those that the database speaks of."""
+
+
+def version_directories(session: Session, policy_id: UUID) -> VersionDirectories:
+    policy = session.get_one(Policy, policy_id)
+    rows = session.execute(
+        select(PolicyVersion.number, PolicyVersion.path).where(
+            PolicyVersion.policy_id == policy_id, PolicyVersion.files_deleted_at.is_(None)
         )
+    )
+    names = {row.number: Path(row.path).name for row in rows}
+    return VersionDirectories(
+        kept=frozenset(names.values()),
+        needed=frozenset(name for number, name in names.items() if number in (policy.head, policy.live)),
     )
 
 

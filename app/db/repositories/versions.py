@@ -39,17 +39,6 @@ def list_versions(
     return list(session.scalars(query.order_by(PolicyVersion.number.desc()).limit(limit)))
 
 
-def version_paths(session: Session, policy_id: UUID) -> list[str]:
-    """Directories of the policy's versions that have not been deleted."""
-    return list(
-        session.scalars(
-            select(PolicyVersion.path).where(
-                PolicyVersion.policy_id == policy_id, PolicyVersion.files_deleted_at.is_(None)
-            )
-        )
-    )
-
-
 def add_version_zero(session: Session, policy_id: UUID, *, path: str, sha256: str, adapter_name: str) -> PolicyVersion:
     """Version 0, the policy's first head. Where it exists already it is returned as it is."""
     policy = lock_policy(session, policy_id)

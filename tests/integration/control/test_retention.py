@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import select, update
 from uuid_utils.compat import uuid7
 
-from app.db.models import ApiKey, Deployment, Interaction, Policy, PolicyVersion, Replica, Rollout, Update
+from app.db.models import ApiKey, Deployment, Event, Interaction, Policy, PolicyVersion, Replica, Rollout, Update
 from app.db.session import Database
 from app.policies.learning import LearningSettings
 from app.policies.retention import ORPHAN_AGE_S, Retention
@@ -153,6 +153,40 @@ def test_orphans_go_once_they_are_old(files: Files) -> None:
     files.tick()
     assert [path.exists() for path in gone] == [False] * 3
     assert [path.exists() for path in kept] == [True] * 2
+
+
+def test_a_home_that_was_moved_keeps_its_files(files: Files) -> None:
+    """The rows say where the files once were, and the old place may hold somebody's copy."""
+    paths = files.versions(30)
+    elsewhere = files.artifacts.rename(files.artifacts.with_name("elsewhere"))
+    files.artifacts.mkdir()
+    (copy := paths[3]).mkdir(parents=True)
+    for path in (elsewhere / "default" / "versions").iterdir():
+        os.utime(path, (1_000, 1_000))
+    files.artifacts = elsewhere
+    files.tick()
+    left = {path.name for path in (elsewhere / "default" / "versions").iterdir()}
+    assert left == {paths[number].name for number in (0, *range(10, 30))}
+    assert copy.exists()
+
+
+@pytest.mark.parametrize("missing", [29, 4])
+def test_nothing_goes_where_the_head_or_the_live_version_is_missing(files: Files, missing: int) -> None:
+    paths = files.versions(30)
+    with files.database.write() as session:
+        session.execute(update(Policy).values(head=29, live=4))
+    paths[missing].rename(files.artifacts / "lost")
+    orphan = files.directory("versions", f"default-v9-{uuid4()}", age_s=ORPHAN_AGE_S + 60)
+    retention = Retention(files.database, files.artifacts, 30.0)
+    retention.tick()
+    retention.tick()
+    assert [number for number, path in enumerate(paths) if not path.exists()] == [missing]
+    assert orphan.exists()
+    with files.database.read() as session:
+        told = session.scalars(select(Event)).one()
+        assert session.scalars(select(PolicyVersion).where(PolicyVersion.files_deleted_at.is_not(None))).all() == []
+    assert told.kind == "retention_refused"
+    assert paths[missing].name in told.message
 
 
 def test_bodies_go_after_their_time_and_tokens_stay(files: Files) -> None:

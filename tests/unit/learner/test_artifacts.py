@@ -7,6 +7,8 @@ from uuid import UUID
 
 import pytest
 
+from app.db.repositories.retention import VersionDirectories
+from app.rollouts.claimed import Claim, VersionRef
 from learner.artifacts import (
     checkpoint_dir,
     publish,
@@ -16,8 +18,16 @@ from learner.artifacts import (
     version_dir,
     version_name,
 )
+from learner.update_files import sweep_files
 
 UPDATE = UUID(int=5)
+
+
+def claim_of(head: Path) -> Claim:
+    return Claim(
+        update_id=UPDATE, policy_id=UUID(int=1), policy_name="p", base_model="/base", settings={},
+        head=VersionRef(1, str(head), "0" * 64, head.name), checkpoint_update_id=None, updates_done=1, rollouts=(),
+    )  # fmt: skip
 
 
 def test_layout_is_the_documented_one(tmp_path: Path) -> None:
@@ -79,7 +89,21 @@ def test_sweep_spares_the_referenced_and_the_young(tmp_path: Path) -> None:
         (tmp_path / name / "file").write_text(name)
     for name in ("kept", "old", ".tmp-crashed"):
         os.utime(tmp_path / name, (1_000, 1_000))
-    swept = sweep_unreferenced(tmp_path, keep=[tmp_path / "kept"], older_than_s=3600)
+    swept = sweep_unreferenced(tmp_path, keep=["kept"], older_than_s=3600)
     assert {p.name for p in swept} == {"old", ".tmp-crashed"}
     assert {p.name for p in tmp_path.iterdir()} == {"kept", "young"}
     assert sweep_unreferenced(tmp_path / "absent", keep=[], older_than_s=0) == []
+
+
+def test_versions_are_known_by_name_wherever_the_home_lies_now(tmp_path: Path) -> None:
+    for name in ("versions/p-v0", "versions/p-v1", "versions/crashed", f"checkpoints/{UPDATE}"):
+        (tmp_path / "p" / name).mkdir(parents=True)
+        os.utime(tmp_path / "p" / name, (1_000, 1_000))
+    versions = tmp_path / "p" / "versions"
+    claim = claim_of(Path("/old/p/versions/p-v1"))
+    kept = frozenset({"p-v0", "p-v1"})
+    with pytest.raises(FileNotFoundError, match="p-v2"):
+        sweep_files(claim, VersionDirectories(kept, frozenset({"p-v1", "p-v2"})), tmp_path)
+    assert len(list(versions.iterdir())) == 3
+    sweep_files(claim, VersionDirectories(kept, frozenset({"p-v1"})), tmp_path)
+    assert sorted(path.name for path in versions.iterdir()) == ["p-v0", "p-v1"]
