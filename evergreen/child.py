@@ -91,13 +91,17 @@ class Child:
         """Whether it has died since the last call; then `restart_due` says when to start it again."""
         if self._process is None or self._process.poll() is None:
             return False
+        self.note_death(_how(self._process.returncode))
+        return True
+
+    def note_death(self, how: str) -> None:
+        """A start that failed counts too."""
         self.deaths += 1
-        self.last_death = _how(self._process.returncode)
+        self.last_death = how
         self._process = None
         self._recent_deaths.append(monotonic())
         self.restart_delay_s = RESTART_DELAYS_S[min(self._deaths_lately(), len(RESTART_DELAYS_S)) - 1]
         self._restart_at = monotonic() + self.restart_delay_s
-        return True
 
     @property
     def restart_due(self) -> bool:
@@ -124,11 +128,12 @@ class Child:
             self._process.wait()
 
     def last_lines(self, count: int = 15) -> list[str]:
-        if not self.log.exists():
-            return []
-        with self.log.open("rb") as file:
-            file.seek(max(0, self.log.stat().st_size - 8192))
-            return file.read().decode(errors="replace").splitlines()[-count:]
+        try:
+            with self.log.open("rb") as file:
+                file.seek(max(0, self.log.stat().st_size - 8192))
+                return file.read().decode(errors="replace").splitlines()[-count:]
+        except OSError as error:
+            return [f"({error})"]
 
     def rotate_log(self) -> None:
         """Keep one older log beside the current one; its writer appends, so it goes on at the new start."""

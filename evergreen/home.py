@@ -64,8 +64,11 @@ class ChildState:
 def write_states(home: Path, states: list[ChildState]) -> None:
     """Put the supervisor's account of its processes in place in one step."""
     temporary = home / f".tmp-processes-{uuid4().hex}"
-    temporary.write_text(json.dumps([asdict(state) for state in states], indent=1))
-    os.replace(temporary, home / "processes.json")
+    try:
+        temporary.write_text(json.dumps([asdict(state) for state in states], indent=1))
+        os.replace(temporary, home / "processes.json")
+    finally:
+        temporary.unlink(missing_ok=True)  # half of it, where the disk is full
 
 
 def read_states(home: Path) -> list[ChildState]:

@@ -4,6 +4,8 @@ import os
 import socket
 from pathlib import Path
 
+from app.settings import Settings
+
 
 class PortBusy(RuntimeError):
     """The message says which port, which setting chooses it, and who has it."""
@@ -25,6 +27,17 @@ def require_free(host: str, port: int, setting: str) -> None:
             raise PortBusy(
                 f"port {port} on {host} cannot be used: {error.strerror}{by}. Set {setting} to a free port."
             ) from None
+
+
+def require_apart(settings: Settings) -> None:
+    """
+    Raises:
+        PortBusy: app and embedded engine are to listen on the same port.
+    """
+    if not settings.engine_urls and settings.port == settings.engine_port:
+        raise PortBusy(
+            f"EVERGREEN_PORT and EVERGREEN_ENGINE_PORT are both {settings.port}: app and engine need a port each."
+        )
 
 
 def _holder(port: int) -> str | None:

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
 from types import FrameType
@@ -42,15 +43,17 @@ class Supervisor:
         self._say = say
         self._stops = 0
         self._ready = False
+        self._cannot_write = False
         self._next_status = self._next_look = 0.0
 
     def run(self) -> None:
         """Until SIGINT, SIGTERM or SIGHUP; a second one kills what has not ended yet."""
-        handlers = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
+        heeded = [number for number in STOP_SIGNALS if not _is_ignored(number)]
+        handlers = {number: signal.signal(number, self._on_signal) for number in heeded}
         started = monotonic()
         try:
             for child in self.children:
-                child.start()
+                self._start(child)
             while not self._stops:
                 self._look_after_children()
                 self._look_for_readiness(started)
@@ -74,17 +77,28 @@ class Supervisor:
                 self._mourn(child)
             if child.restart_due:
                 changed = True
-                child.start()
+                self._start(child)
         if changed or monotonic() > self._next_status:
             self._write_states()
 
+    def _start(self, child: Child) -> None:
+        try:
+            child.start()
+        except OSError as error:  # no memory, no process left, a full disk: that passes
+            child.note_death(f"could not be started ({error})")
+            self._mourn(child)
+
+    def _tell(self, line: str) -> None:
+        with suppress(OSError):  # a terminal that is gone, or a full disk that output goes to
+            self._say(line)
+
     def _mourn(self, child: Child) -> None:
         after = f"in {child.restart_delay_s:.0f} s" if child.restart_delay_s else "now"
-        self._say(f"{child.spec.name} {child.last_death}; it is started again {after}")
+        self._tell(f"{child.spec.name} {child.last_death}; it is started again {after}")
         if child.keeps_dying:
-            self._say(f"{child.spec.name} keeps dying. The end of {child.log}:")
+            self._tell(f"{child.spec.name} keeps dying. The end of {child.log}:")
             for line in child.last_lines():
-                self._say(f"    {line}")
+                self._tell(f"    {line}")
 
     def _look_for_readiness(self, started: float) -> None:
         if self._ready or monotonic() < self._next_look:
@@ -92,13 +106,14 @@ class Supervisor:
         self._next_look = monotonic() + READY_EVERY_S
         try:
             self._ready = httpx.get(self._ready_url, timeout=2.0, trust_env=False).status_code == httpx.codes.OK
-        except httpx.HTTPError:
+        except (httpx.HTTPError, httpx.InvalidURL):
             self._ready = False
         if self._ready:
-            self._on_ready()
+            with suppress(OSError):
+                self._on_ready()
         elif monotonic() - started > SLOW_START_S:
             self._next_look += SLOW_START_S / 4
-            self._say(
+            self._tell(
                 f"not ready after {monotonic() - started:.0f} s; see {self._home / 'logs'} and `evergreen status`"
             )
 
@@ -113,21 +128,32 @@ class Supervisor:
                 sleep(TICK_S)
 
     def _write_states(self) -> None:
+        """Rotates logs too. A disk that is full ends nobody: it is said once, until it works again."""
         self._next_status = monotonic() + STATUS_EVERY_S
-        for child in self.children:
-            child.rotate_log()
-        write_states(
-            self._home,
-            [
-                ChildState(
-                    name=child.spec.name,
-                    pid=child.pid,
-                    deaths=child.deaths,
-                    last_death=child.last_death,
-                    keeps_dying=child.keeps_dying,
-                    log=str(child.log),
-                    last_lines=child.last_lines() if child.keeps_dying else [],
-                )
-                for child in self.children
-            ],
-        )
+        try:
+            for child in self.children:
+                child.rotate_log()
+            write_states(self._home, [_state(child) for child in self.children])
+        except OSError as error:
+            if not self._cannot_write:
+                self._tell(f"`evergreen status` is out of date: {self._home} cannot be written to ({error})")
+            self._cannot_write = True
+        else:
+            self._cannot_write = False
+
+
+def _is_ignored(number: signal.Signals) -> bool:
+    """Who started this (nohup, a shell's background job) wants it to survive that signal. SIGTERM always ends it."""
+    return number != signal.SIGTERM and signal.getsignal(number) is signal.SIG_IGN
+
+
+def _state(child: Child) -> ChildState:
+    return ChildState(
+        name=child.spec.name,
+        pid=child.pid,
+        deaths=child.deaths,
+        last_death=child.last_death,
+        keeps_dying=child.keeps_dying,
+        log=str(child.log),
+        last_lines=child.last_lines() if child.keeps_dying else [],
+    )

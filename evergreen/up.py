@@ -12,7 +12,7 @@ from app.db.session import Database
 from app.settings import DEFAULT_POLICY, Settings
 from evergreen.child import die_with
 from evergreen.home import HomeLock
-from evergreen.ports import require_free
+from evergreen.ports import require_apart, require_free
 from evergreen.stack import base_url, specs
 from evergreen.supervisor import Supervisor
 
@@ -25,6 +25,7 @@ def up(settings: Settings) -> None:
     """
     home = settings.home.resolve()
     lock = HomeLock(home)
+    require_apart(settings)
     require_free(settings.host, settings.port, "EVERGREEN_PORT")
     if not settings.engine_urls:
         require_free("127.0.0.1", settings.engine_port, "EVERGREEN_ENGINE_PORT")

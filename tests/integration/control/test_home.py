@@ -5,6 +5,7 @@ import socket
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
@@ -13,6 +14,7 @@ from evergreen.cli import app
 from evergreen.home import HomeInUse, HomeLock, is_held
 from evergreen.ports import PortBusy, require_free
 from evergreen.reset import NotOurs, what_reset_deletes
+from evergreen.stack import base_url
 from tests.integration.control.processes import eventually, process
 
 
@@ -67,6 +69,30 @@ def test_up_refuses_a_held_home_and_a_busy_port(home: Path, monkeypatch: pytest.
         get_settings.cache_clear()
         refused = CliRunner().invoke(app, ["up"])
     assert isinstance(refused.exception, PortBusy)
+
+
+def test_up_refuses_one_port_for_app_and_engine(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("EVERGREEN_PORT", "EVERGREEN_ENGINE_PORT"):
+        monkeypatch.setenv(name, "8123")
+    get_settings.cache_clear()
+    refused = CliRunner().invoke(app, ["up"])
+    assert isinstance(refused.exception, PortBusy)
+    assert "EVERGREEN_PORT and EVERGREEN_ENGINE_PORT are both 8123" in str(refused.exception)
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("box.local", "http://box.local:8000"),
+        ("::1", "http://[::1]:8000"),
+        ("::", "http://[::1]:8000"),
+    ],
+)
+def test_the_app_is_reached_under_a_url_that_is_one(host: str, url: str) -> None:
+    assert base_url(Settings(host=host, port=8000)) == url
+    assert httpx.URL(url).port == 8000
 
 
 def test_reset_asks_deletes_what_was_learned_and_keeps_the_base_model(home: Path) -> None:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from subprocess import Popen
 
+import pytest
+
 from evergreen.child import LOG_LIMIT_BYTES, RESTART_DELAYS_S, Child, ChildSpec
 from evergreen.home import read_states
 from tests.integration.control.fake_engine import running_engine
@@ -107,6 +109,69 @@ def test_a_child_that_keeps_dying_is_named_with_the_end_of_its_log(tmp_path: Pat
     console = (tmp_path / "console").read_text()
     assert "bad keeps dying" in console
     assert "    no such model" in console
+
+
+def test_a_home_that_cannot_be_written_to_ends_nobody(tmp_path: Path) -> None:
+    with supervised(tmp_path, f"one={SLEEP}") as supervisor:
+        first = wait_for_pid(tmp_path, "one")
+        (tmp_path / "processes.json").unlink()
+        (tmp_path / "processes.json").mkdir()  # nothing can be put in its place
+        os.killpg(first, signal.SIGKILL)
+        console = tmp_path / "console"
+        eventually(lambda: "cannot be written to" in console.read_text(), within_s=10, what="the complaint")
+        (tmp_path / "processes.json").rmdir()
+        assert alive(wait_for_pid(tmp_path, "one", other_than=first))
+        assert supervisor.poll() is None
+        assert console.read_text().count("cannot be written to") == 1
+        assert not list(tmp_path.glob(".tmp-*"))
+
+
+def test_a_console_that_takes_nothing_ends_nobody(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.integration.control.supervised", str(tmp_path), NOBODY, f"one={SLEEP}"]
+    with process(command, Path("/dev/full")) as supervisor:
+        first = wait_for_pid(tmp_path, "one")
+        os.killpg(first, signal.SIGKILL)
+        assert alive(wait_for_pid(tmp_path, "one", other_than=first))
+        assert supervisor.poll() is None
+
+
+def test_a_start_that_fails_is_a_death_and_is_tried_again(tmp_path: Path) -> None:
+    with supervised(tmp_path, f"one={SLEEP}") as supervisor:
+        first = wait_for_pid(tmp_path, "one")
+        (tmp_path / "logs" / "one.log").unlink()
+        (tmp_path / "logs" / "one.log").mkdir()  # Child.start opens it first
+        os.killpg(first, signal.SIGKILL)
+        said = "one could not be started"
+        eventually(lambda: said in (tmp_path / "console").read_text(), within_s=10, what="the failed start")
+        (tmp_path / "logs" / "one.log").rmdir()
+        assert alive(wait_for_pid(tmp_path, "one", other_than=first))
+        assert supervisor.poll() is None
+
+
+def test_a_url_that_is_none_ends_nobody(tmp_path: Path) -> None:
+    with supervised(tmp_path, f"one={SLEEP}", ready_url="http://::1:8000/readyz") as supervisor:
+        wait_for_pid(tmp_path, "one")
+        time.sleep(1.5)
+        assert supervisor.poll() is None
+
+
+@pytest.mark.parametrize(("ignored", "ends"), [(signal.SIGHUP, False), (signal.SIGINT, False), (signal.SIGTERM, True)])
+def test_what_was_ignored_at_the_start_stays_ignored_but_for_sigterm(
+    tmp_path: Path, ignored: signal.Signals, ends: bool
+) -> None:
+    before = signal.signal(ignored, signal.SIG_IGN)  # inherited, as from nohup
+    try:
+        with supervised(tmp_path, f"one={SLEEP}") as supervisor:
+            signal.signal(ignored, before)
+            wait_for_pid(tmp_path, "one")
+            supervisor.send_signal(ignored)
+            if ends:
+                assert supervisor.wait(timeout=10) == 0
+            else:
+                time.sleep(0.5)
+                assert supervisor.poll() is None
+    finally:
+        signal.signal(ignored, before)
 
 
 def test_a_child_has_its_own_group_in_the_supervisors_session(tmp_path: Path) -> None:
