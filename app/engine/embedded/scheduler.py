@@ -31,7 +31,8 @@ class Plan:
 
 
 class Scheduler:
-    """Running requests go first, one token each; what is left of the pass goes to prompts, in order of arrival.
+    """Running requests go first, one token each; prompts share what is left of the pass, and the part of one is kept
+    for requests that wait, which are taken up in order of arrival.
 
     A request that finds no block preempts the youngest one, whose KV is recomputed later. The youngest may be itself.
     """
@@ -52,12 +53,10 @@ class Scheduler:
         plan = Plan()
         budget = self._options.max_num_batched_tokens
         preempted = self.preemptions
-        for sequence in list(self.running):
+        # oldest first, so that nothing that is part of this pass already is preempted
+        for sequence, count in self._shares().items():
             if sequence not in self.running:
                 continue
-            count = min(len(sequence.token_ids) - sequence.computed, budget, self._prompt_chunk)
-            if count == 0:
-                break
             if not self._make_room(sequence, count):
                 break
             plan.scheduled.append(self._schedule(sequence, count))
@@ -73,6 +72,23 @@ class Scheduler:
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
         self._release(sequence)
+
+    def _shares(self) -> dict[Sequence, int]:
+        """Tokens of the next pass for each running request, oldest first; those that get none are left out.
+
+        Max-min fair: none gets less than an equal part unless it needs less, and what one does not need is for the
+        others. So a short prompt never waits for the end of long ones.
+        """
+        budget = self._options.max_num_batched_tokens
+        newcomers = bool(self.waiting) and len(self.running) < self._options.max_num_seqs
+        parties = len(self.running) + newcomers
+        shares: dict[Sequence, int] = {}
+        for sequence in sorted(self.running, key=_pending):
+            part = max(1, budget // parties)
+            shares[sequence] = min(_pending(sequence), part, self._prompt_chunk, budget)
+            budget -= shares[sequence]
+            parties -= 1
+        return {sequence: shares[sequence] for sequence in self.running if shares[sequence] > 0}
 
     def _admit(self, plan: Plan, budget: int) -> None:
         while self.waiting and budget > 0 and len(self.running) < self._options.max_num_seqs:
@@ -139,6 +155,10 @@ class Scheduler:
         sequence.blocks = []
         sequence.computed = sequence.named = 0
         sequence.parent = sequence.root
+
+
+def _pending(sequence: Sequence) -> int:
+    return len(sequence.token_ids) - sequence.computed
 
 
 def _blocks_for(tokens: int) -> int:

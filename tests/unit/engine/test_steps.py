@@ -56,8 +56,28 @@ def test_a_long_prompt_does_not_hold_up_those_that_run_or_arrive(drive: Drive, r
     assert all(running in step for step in driver.steps[:20])
     assert driver.step_of_first_token(late) == 2
     assert driver.step_of_first_token(long) == 13
-    """200 tokens, 16 of them a pass: passes 1 to 13."""
+    """200 tokens, at most 16 of them a pass, in one of them 15: passes 1 to 13."""
     assert_reference(driver, reference, long, "base", prompt)
+
+
+def test_long_prompts_leave_room_for_those_that_arrive(drive: Drive, reference: Reference) -> None:
+    """By hand, of 32 tokens: pass 0 is 16 of each long prompt, 1 is 10 and 11 of them and 11 of the newcomer, 2 its
+    last 9 tokens, and it decodes in 3 and 4; the one of 5 tokens finds room in pass 4."""
+    driver = drive(max_num_batched_tokens=32)
+    prompts = [[*range(100, 300)], [*range(300, 100, -1)]]
+    long = [driver.add(prompt, max_tokens=2) for prompt in prompts]
+    driver.step()
+    late = driver.add(PROMPT[:20], max_tokens=3)
+    for _ in range(3):
+        driver.step()
+    later = driver.add(PROMPT[30:35], max_tokens=3)
+    driver.run()
+    assert [driver.step_of_first_token(late), driver.step_of_end(late)] == [2, 4]
+    assert [driver.step_of_first_token(later), driver.step_of_end(later)] == [4, 6]
+    assert all(driver.step_of_first_token(name) > 6 for name in long)
+    assert driver.engine.counts.computed_tokens == 2 * 200 + 20 + 5 + 2 + 4
+    for name, prompt in zip(long, prompts, strict=True):
+        assert_reference(driver, reference, name, "base", prompt)
 
 
 def test_a_known_prefix_is_not_computed_again_and_belongs_to_its_adapter(drive: Drive, reference: Reference) -> None:
