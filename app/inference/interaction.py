@@ -34,6 +34,8 @@ from app.rollouts.lifecycle import (
 from app.service import Service
 
 STREAM_END_S = 1.0
+WHOLE = ("stop", "length")
+"""Finish reasons of a whole answer. With any other (abort, error) the engine gave up in the middle."""
 
 log = structlog.get_logger(__name__)
 
@@ -140,6 +142,9 @@ class RunningInteraction:
             self.token_ids += delta.token_ids
             self.logprobs += delta.logprobs
             self.text += delta.text
+            if delta.finish_reason not in (None, *WHOLE):
+                gave_up = EngineError(f"it ended the completion with the reason {delta.finish_reason!r}")
+                raise gateway_error(gave_up, pinned=self._pinned)
             self.finish_reason = delta.finish_reason
             yield delta
             if delta.finish_reason is not None:

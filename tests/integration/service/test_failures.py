@@ -121,6 +121,29 @@ def test_a_stream_whose_engine_breaks_off_ends_with_an_error_event(world: World,
     assert world.newest().completion_ids.tolist() == [41]
 
 
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_an_answer_that_the_engine_gave_up_is_an_error_and_not_trained(world: World, engine: FakeEngine, reason: str):
+    """vLLM ends a request so that was aborted on its side; what stands there is no whole answer."""
+    engine.scripts.append(Script([Piece("half", [41]), Piece("", [42], reason)]))
+    reply = chat(world)
+    assert error_of(reply) == (502, "engine_failed")
+    assert reason in reply.json()["error"]["message"]
+    row = world.newest()
+    assert (row.state, row.reason) == ("aborted", "aborted")
+    assert row.completion_ids.tolist() == [41, 42]
+    assert row.response is None
+
+
+def test_a_stream_that_the_engine_gave_up_ends_with_an_error_event(world: World, engine: FakeEngine):
+    engine.scripts.append(Script([Piece("half", [41]), Piece("", [], "abort")]))
+    stream = world.openai().chat.completions.create(**CHAT, stream=True)
+    assert [next(stream).choices[0].delta.content for _ in range(2)] == ["", "half"]
+    with pytest.raises(openai.APIError, match="The engine failed"):
+        next(stream)
+    row = world.newest()
+    assert (row.state, row.completion_ids.tolist()) == ("aborted", [41])
+
+
 @pytest.fixture
 def unreachable(world: World) -> Iterator[None]:
     dead = world.add_replica(UNREACHABLE, 0)
