@@ -13,6 +13,7 @@ from app.admin.pages import DEFAULT_LIMIT, Json, Limit
 from app.auth import AdminKey
 from app.body import Body, invalid_fields, json_body, read_object, validated
 from app.db.models import Policy, PolicyVersion
+from app.db.repositories.deployments import retry_version
 from app.db.repositories.policies import create_policy, get_policy, list_policies, lock_policy, set_learning
 from app.db.repositories.versions import list_versions, pin_version
 from app.errors import Conflict, InvalidRequest
@@ -124,6 +125,15 @@ async def pin(name: str, number: VersionNumber, request: Request, service: Servi
     pinned = validated(Pin, value).pinned
     version = await service.write(
         lambda session: pin_version(session, get_policy(session, name).id, number, pinned), order=key.id
+    )
+    return _version(version)
+
+
+@router.post("/policies/{name}/versions/{number}/retry")
+async def retry(name: str, number: VersionNumber, service: ServiceDep, key: AdminKey) -> Json:
+    """Try to deploy a rejected version again; if it was the head, learning goes on."""
+    version = await service.write(
+        lambda session: retry_version(session, get_policy(session, name).id, number), order=key.id
     )
     return _version(version)
 

@@ -100,7 +100,8 @@ def _why_idle(session: Session, policy: Policy) -> str | None:
         return "learning_off: switched off by an operator"
     head = get_version(session, policy.id, policy.head)
     if head is not None and head.status == VersionStatus.REJECTED:
-        return f"deploy_failing: version {policy.head} was rejected by its canary; see /admin/events"
+        again = f"POST /admin/policies/{policy.name}/versions/{policy.head}/retry"
+        return f"deploy_failing: version {policy.head} was rejected; see /admin/events for why, then {again}"
     return None
 
 

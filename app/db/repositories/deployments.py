@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID
 
-from sqlalchemy import func, select, update
+from sqlalchemy import ColumnElement, func, select, update
 from sqlalchemy.orm import Session
 
 from app.db.models import Deployment, Policy, PolicyVersion, Replica
 from app.db.repositories.events import add_event
 from app.db.repositories.policies import lock_policy
 from app.db.types import clock, db_now
+from app.errors import Conflict, NotFound
 from app.rollouts.states import DeploymentState, VersionStatus
 
 WINDOW = 8
@@ -112,7 +113,11 @@ def fail_deployment(
     distance: float | None,
     backoff_s: Sequence[float],
 ) -> None:
-    """Not loaded, or not what the learner made. A candidate is tried len(backoff_s) times, then rejected."""
+    """Not loaded, or not what the learner made. A candidate is tried len(backoff_s) times, then rejected.
+
+    So is the last of that many candidates in a row that failed: where updates follow each other faster than tries, each
+    is replaced by the next before its own are used up, and nothing would ever stop.
+    """
     row = _deployment(session, replica_id, version.id)
     if row.error != error:
         add_event(session, "deployment_failed", f"version {version.number}: {error}", policy_id=version.policy_id)
@@ -125,17 +130,69 @@ def fail_deployment(
     if current.status != VersionStatus.CANDIDATE or current.deploy_attempts != version.deploy_attempts:
         return
     current.deploy_attempts += 1
-    if current.deploy_attempts < len(backoff_s):
+    in_a_row = _failing_candidates(session, current.policy_id)
+    if max(current.deploy_attempts, in_a_row) < len(backoff_s):
         current.next_deploy_at = clock(session) + timedelta(seconds=backoff_s[current.deploy_attempts - 1])
         return
     current.status, current.next_deploy_at = VersionStatus.REJECTED, None
     add_event(
         session,
         "version_rejected",
-        f"version {current.number} was rejected after {current.deploy_attempts} failed deployments: {error}",
+        f"version {current.number} was rejected after {current.deploy_attempts} failed deployments "
+        f"(failing candidates in a row: {in_a_row}): {error}",
         policy_id=current.policy_id,
         data={"version": current.number, "score": score, "distance": distance},
     )
+
+
+def retry_version(session: Session, policy_id: UUID, number: int) -> PolicyVersion:
+    """Make a rejected version a candidate again, with all its tries before it.
+
+    Raises:
+        NotFound: there is no such version, or its files are gone. Conflict: it is not rejected, or is older than the
+            live one.
+    """
+    policy = lock_policy(session, policy_id)
+    version = session.scalar(
+        select(PolicyVersion)
+        .where(PolicyVersion.policy_id == policy_id, PolicyVersion.number == number)
+        .with_for_update()
+    )
+    if version is None or version.files_deleted_at is not None:
+        raise NotFound(
+            f"Version {number} {'does not exist' if version is None else 'has been deleted'}; "
+            "GET /admin/policies/NAME/versions lists those that do.",
+            code="version_not_found",
+            param="version",
+        )
+    if version.status != VersionStatus.REJECTED:
+        raise Conflict(
+            f"Version {number} is {version.status}, not rejected: there is nothing to try again.",
+            code="version_not_rejected",
+            param="version",
+        )
+    if policy.live is not None and number < policy.live:
+        raise Conflict(
+            f"Version {number} is older than the live one, {policy.live}, and would take its place.",
+            code="version_overtaken",
+            param="version",
+        )
+    version.status, version.deploy_attempts, version.next_deploy_at = VersionStatus.CANDIDATE, 0, None
+    # those that failed before it count no longer
+    session.execute(update(PolicyVersion).where(*_candidates(policy_id)).values(deploy_attempts=0))
+    add_event(session, "version_retried", f"version {number} is tried again", policy_id=policy_id)
+    return version
+
+
+def _candidates(policy_id: UUID) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    """Those of a policy that neither went live, nor were overtaken by one that did, nor were rejected."""
+    return PolicyVersion.policy_id == policy_id, PolicyVersion.status == VersionStatus.CANDIDATE
+
+
+def _failing_candidates(session: Session, policy_id: UUID) -> int:
+    session.flush()
+    failing = select(func.count()).where(*_candidates(policy_id), PolicyVersion.deploy_attempts > 0)
+    return session.scalars(failing).one()
 
 
 def unload_deployments(session: Session, replica_id: UUID, adapter_names: Collection[str]) -> None:

@@ -11,11 +11,13 @@ import pytest
 from sqlalchemy import select, update
 
 from app.db.models import Deployment, Event, PolicyVersion, Replica
+from app.db.repositories.deployments import retry_version
 from app.db.session import Database
 from app.engine.replicas import Route, Router
-from app.errors import NotFound, Unavailable
+from app.errors import ApiError, Conflict, NotFound, Unavailable
 from app.policies.canary import NOISE_SAMPLES
 from app.policies.deploy import Deployer
+from app.rollouts.learning import Idle, claim_update
 from app.rollouts.states import DeploymentState, VersionStatus
 from tests.integration.control.conftest import World
 from tests.integration.control.fake_engine import FakeEngine
@@ -150,6 +152,76 @@ def test_a_rejected_load_is_tried_three_times_and_the_old_version_stays(
     assert events(world.database) == ["deployment_failed", "version_rejected"]
     tick()
     assert engine.loads.count("default-v1") == 3
+
+
+def test_a_rejected_version_is_tried_again_when_told_and_learning_goes_on(
+    world: World, engine: FakeEngine, deployer: Make
+) -> None:
+    tick = deployer(engine.url).tick
+    tick()
+    world.add_version(1)
+    engine.rejects.add("default-v1")
+    for _ in range(3):
+        tick()
+        with world.database.write() as session:
+            session.execute(update(PolicyVersion).values(next_deploy_at=None))
+    with world.database.write() as session:
+        idle = claim_update(session, world.policy_id, owner="learner")
+    assert isinstance(idle, Idle)
+    assert idle.reason.startswith("deploy_failing: version 1 ")
+    assert idle.reason.endswith("POST /admin/policies/default/versions/1/retry")
+
+    with world.database.write() as session:
+        retry_version(session, world.policy_id, 1)
+    tick()
+    assert world.version(1).deploy_attempts == 1, "it has all three tries again"
+    with world.database.write() as session:
+        session.execute(update(PolicyVersion).values(next_deploy_at=None))
+        assert claim_update(session, world.policy_id, owner="learner").reason.startswith("too_few_rollouts: 0 ready")
+    engine.rejects.clear()
+    tick()
+    assert (world.live, world.status(1)) == (1, VersionStatus.LIVE)
+    assert events(world.database) == ["deployment_failed", "version_rejected", "version_retried"]
+
+
+def test_what_is_not_rejected_or_is_overtaken_is_not_tried_again(
+    world: World, engine: FakeEngine, deployer: Make
+) -> None:
+    tick = deployer(engine.url).tick
+    tick()
+    for number, code in ((0, "version_not_rejected"), (7, "version_not_found")):
+        with world.database.write() as session, pytest.raises(ApiError) as refused:
+            retry_version(session, world.policy_id, number)
+        assert refused.value.code == code
+    world.add_version(1)
+    with world.database.write() as session:
+        session.execute(update(PolicyVersion).where(PolicyVersion.number == 1).values(status=VersionStatus.REJECTED))
+    world.add_version(2)
+    tick()
+    assert world.live == 2
+    with world.database.write() as session, pytest.raises(Conflict) as overtaken:
+        retry_version(session, world.policy_id, 1)
+    assert overtaken.value.code == "version_overtaken"
+
+
+def test_three_failing_candidates_in_a_row_are_enough(world: World, engine: FakeEngine, deployer: Make) -> None:
+    """Each replaced by the next before its second try; one that goes live in between starts the count anew."""
+    tick = deployer(engine.url).tick
+    tick()
+    engine.rejects |= {f"default-v{number}" for number in (1, 2, 4, 5, 6)}
+    for number in range(1, 6):
+        world.add_version(number)
+        tick()
+    assert world.live == 3
+    assert world.status(5) == VersionStatus.CANDIDATE
+    world.add_version(6)
+    tick()
+    assert [world.status(number) for number in (4, 5, 6)] == ["candidate", "candidate", "rejected"]
+    assert engine.loads.count("default-v6") == 1
+    with world.database.write() as session:
+        retry_version(session, world.policy_id, 6)
+    tick()
+    assert (world.status(6), world.version(6).deploy_attempts) == (VersionStatus.CANDIDATE, 1)
 
 
 def test_a_swap_that_silently_did_not_happen_is_caught(world: World, engine: FakeEngine, deployer: Make) -> None:

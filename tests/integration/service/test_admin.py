@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from app.db.models import ApiKey
+from app.db.models import ApiKey, PolicyVersion
 from app.db.repositories.events import add_event
 from app.rollouts.claimed import Claim
 from app.rollouts.learning import UpdateDone, claim_update, commit_update
@@ -91,6 +91,18 @@ def test_updates_and_versions(http, world: World):
     assert (version["number"], version["pinned"]) == (0, False)
     assert http.put("/admin/policies/default/versions/0", json={"pinned": True}).json()["pinned"] is True
     assert http.put("/admin/policies/default/versions/0", json={"pinned": False}).json()["pinned"] is False
+
+
+def test_a_rejected_version_is_tried_again(http, world: World):
+    retry = "/admin/policies/default/versions/0/retry"
+    refused = http.post(retry)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "version_not_rejected")
+    assert http.post("/admin/policies/default/versions/9/retry").status_code == 404
+    with world.database.write() as session:
+        session.query(PolicyVersion).one().status = "rejected"
+    again = http.post(retry).json()
+    assert (again["number"], again["status"], again["deploy_attempts"]) == (0, "candidate", 0)
+    assert [event["kind"] for event in http.get("/admin/events").json()["data"]] == ["version_retried"]
 
 
 def test_learning_is_switched(http, world: World):
