@@ -5,6 +5,7 @@ Control's side, ControlClient, and the errors are offered from here too.
 """
 
 import json
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -39,6 +40,9 @@ __all__ = [
     "Sampling",
     "ServedModel",
 ]
+
+NO_LOGPROB = -9999.0
+"""What vLLM writes in JSON for -inf."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +80,11 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Delta:
-    """What a stream adds: token ids, their log-probs (same length), and text, which may lag behind the tokens."""
+    """What a stream adds: token ids, their log-probs, and text, which may lag behind the tokens."""
 
     token_ids: list[int]
     logprobs: list[float]
+    """One per token, or none at all if what the engine sent does not fit the tokens."""
     text: str
     finish_reason: str | None
     stop_reason: int | str | None
@@ -188,10 +193,18 @@ def _delta(url: str, payload: bytes) -> Delta | None:
         choice = chunk["choices"][0]
         return Delta(
             token_ids=choice["token_ids"],
-            logprobs=choice["logprobs"]["token_logprobs"],
+            logprobs=_logprobs(choice),
             text=choice["text"],
             finish_reason=choice["finish_reason"],
             stop_reason=choice["stop_reason"],
         )
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise EngineError(f"{url} streamed something that is no completion chunk: {error!r}") from error
+
+
+def _logprobs(choice: dict[str, Any]) -> list[float]:
+    """A choice's log-probs if each token has a number; otherwise none, since which are whose is not known."""
+    values = (choice["logprobs"] or {}).get("token_logprobs") or []
+    if len(values) != len(choice["token_ids"]) or not all(isinstance(value, int | float) for value in values):
+        return []
+    return [value if value > NO_LOGPROB else -math.inf for value in values]

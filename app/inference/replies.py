@@ -3,11 +3,12 @@
 Shapes: https://platform.openai.com/docs/api-reference/chat/object, .../chat/streaming and .../completions/object.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from app.engine.client import Delta
+from app.engine.client import NO_LOGPROB, Delta
 from app.inference.interaction import RunningInteraction
 from app.inference.render import ChatRenderer
 
@@ -62,14 +63,14 @@ class ChatFormat:
         return {**_head(run, "chat.completion.chunk"), "choices": [choice]}
 
     def _logprobs(self, run: RunningInteraction, ids: Sequence[int], logprobs: Sequence[float]) -> Json | None:
-        if not self.logprobs:
+        if not self.logprobs or len(ids) != len(logprobs):
             return None
         content = []
         for token_id, logprob in zip(ids, logprobs, strict=True):
             text = run.call.target.renderer.token_text(token_id)
             # a token that is half a character has no text of its own, hence no bytes that could be told
             encoded = None if "\ufffd" in text else list(text.encode())
-            content.append({"token": text, "logprob": logprob, "bytes": encoded, "top_logprobs": []})
+            content.append({"token": text, "logprob": _json_logprob(logprob), "bytes": encoded, "top_logprobs": []})
         return {"content": content, "refusal": None}
 
 
@@ -101,7 +102,9 @@ class CompletionFormat:
         offset: int,
         finish_reason: str | None,
     ) -> Json:
-        shown = _completion_logprobs(run.call.target.renderer, ids, logprobs, offset) if self.logprobs else None
+        shown = None
+        if self.logprobs and len(ids) == len(logprobs):
+            shown = _completion_logprobs(run.call.target.renderer, ids, logprobs, offset)
         return {"index": 0, "text": text, "logprobs": shown, "finish_reason": finish_reason}
 
 
@@ -111,7 +114,13 @@ def _completion_logprobs(renderer: ChatRenderer, ids: Sequence[int], logprobs: S
     for token in tokens:
         offsets.append(offset)
         offset += len(token)
-    return {"tokens": tokens, "token_logprobs": list(logprobs), "top_logprobs": None, "text_offset": offsets}
+    shown = [_json_logprob(logprob) for logprob in logprobs]
+    return {"tokens": tokens, "token_logprobs": shown, "top_logprobs": None, "text_offset": offsets}
+
+
+def _json_logprob(value: float) -> float:
+    """JSON has no -inf and no NaN."""
+    return value if math.isfinite(value) else NO_LOGPROB
 
 
 def _head(run: RunningInteraction, kind: str) -> Json:

@@ -20,8 +20,10 @@ class Piece:
     text: str
     token_ids: list[int]
     finish_reason: str | None = None
-    logprobs: list[float] | None = None
+    logprobs: list[float | None] | None = None
     """None: -0.5 each."""
+    has_logprobs: bool = True
+    """Whether the chunk has log-probs at all; if not, they are null."""
 
 
 @dataclass
@@ -99,7 +101,13 @@ async def _stream(script: Script, body: dict[str, Any]) -> AsyncIterator[bytes]:
 
 
 def _chunk(body: dict[str, Any], piece: Piece) -> dict[str, Any]:
-    logprobs = piece.logprobs or [-0.5] * len(piece.token_ids)
+    logprobs = [-0.5] * len(piece.token_ids) if piece.logprobs is None else piece.logprobs
+    shown = {
+        "tokens": [str(token) for token in piece.token_ids],
+        "token_logprobs": logprobs,
+        "top_logprobs": [],
+        "text_offset": [0] * len(piece.token_ids),
+    }
     return {
         "id": "cmpl-1",
         "object": "text_completion",
@@ -110,12 +118,7 @@ def _chunk(body: dict[str, Any], piece: Piece) -> dict[str, Any]:
                 "index": 0,
                 "text": piece.text,
                 "token_ids": piece.token_ids,
-                "logprobs": {
-                    "tokens": [str(token) for token in piece.token_ids],
-                    "token_logprobs": logprobs,
-                    "top_logprobs": [],
-                    "text_offset": [0] * len(piece.token_ids),
-                },
+                "logprobs": shown if piece.has_logprobs else None,
                 "finish_reason": piece.finish_reason,
                 "stop_reason": None,
             }

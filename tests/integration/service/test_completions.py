@@ -1,6 +1,8 @@
 """Chat and text completions through the real OpenAI SDK: shapes, headers, and what is logged."""
 
 import json
+import math
+from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -208,9 +210,67 @@ def test_override_samples_what_can_be_trained(world: World, engine: FakeEngine):
     assert world.interaction(reply.id).reason is None
 
 
-def test_logprobs_that_do_not_fit_the_tokens_are_never_trained(world: World, engine: FakeEngine):
-    engine.scripts.append(Script([Piece("x", [40, 41], "stop", [-0.25])]))
-    reply = world.openai().chat.completions.create(model="default", messages=HELLO)
-    row = world.interaction(reply.id)
-    assert row.reason == "missing_logprobs"
-    assert np.array_equal(row.completion_ids, [40, 41])
+UNFIT = {
+    "too few": Piece("x", [40, 41], None, [-0.25]),
+    "too many": Piece("x", [40, 41], None, [-0.25, -0.25, -0.25]),
+    "an empty list": Piece("x", [40, 41], None, []),
+    "null": Piece("x", [40, 41], None, has_logprobs=False),
+    "one null": Piece("x", [40, 41], None, [-0.25, None]),
+}
+
+
+@pytest.mark.parametrize("piece", UNFIT.values(), ids=UNFIT)
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("chat/completions", {"messages": HELLO}),
+        ("chat/completions", {"messages": HELLO, "logprobs": True}),
+        ("completions", {"prompt": "hello", "logprobs": 0}),
+    ],
+)
+def test_an_answer_whose_logprobs_do_not_fit_is_served_and_never_trained(
+    world: World, engine: FakeEngine, path: str, asked: dict[str, Any], piece: Piece
+):
+    """In the two pieces of "too few" the numbers add up, but not token by token."""
+    engine.scripts.append(
+        Script([piece, Piece("y", [42], "stop", [-0.5, -0.5] if piece is UNFIT["too few"] else None)])
+    )
+    with world.http() as http:
+        reply = http.post(f"/v1/{path}", json={"model": "default", **asked})
+    assert reply.status_code == 200
+    (choice,) = reply.json()["choices"]
+    assert choice["logprobs"] is None
+    row = world.interaction(reply.json()["id"])
+    assert (row.state, row.reason) == ("completed", "missing_logprobs")
+    assert np.array_equal(row.completion_ids, [40, 41, 42])
+
+
+def test_a_streamed_chunk_without_logprobs_says_null(world: World, engine: FakeEngine):
+    engine.scripts.append(Script([Piece("x", [40]), Piece("y", [41], "stop", has_logprobs=False)]))
+    stream = world.openai().chat.completions.create(model="default", messages=HELLO, stream=True, logprobs=True)
+    _, first, last = list(stream)
+    assert first.choices[0].logprobs is not None
+    assert first.choices[0].logprobs.content[0].logprob == -0.5
+    assert last.choices[0].logprobs is None
+    assert world.interaction(last.id).reason == "missing_logprobs"
+
+
+@pytest.mark.parametrize("sent", [-math.inf, -9999.0, math.nan])
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("chat/completions", {"messages": HELLO, "logprobs": True}),
+        ("completions", {"prompt": "hello", "logprobs": 0}),
+    ],
+)
+def test_a_logprob_that_is_no_number_is_served_as_vllm_does_and_never_trained(
+    world: World, engine: FakeEngine, path: str, asked: dict[str, Any], sent: float
+):
+    engine.scripts.append(Script([Piece("xy", [40, 41], "stop", [-0.25, sent])]))
+    with world.http() as http:
+        reply = http.post(f"/v1/{path}", json={"model": "default", **asked})
+    body = json.loads(reply.text, parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON"))
+    logprobs = body["choices"][0]["logprobs"]
+    served = [t["logprob"] for t in logprobs["content"]] if "content" in logprobs else logprobs["token_logprobs"]
+    assert served == [-0.25, -9999.0]
+    assert world.interaction(body["id"]).reason == "missing_logprobs"
