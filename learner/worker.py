@@ -78,8 +78,8 @@ class LearnWorker:
             self._learn(policy.id)
 
     def _prepare(self, policy: Policy) -> None:
-        settings = LearningSettings.model_validate(policy.settings)
         try:
+            settings = LearningSettings.model_validate(policy.settings)
             written = write_version_zero(policy.name, policy.id, Path(policy.base_model), settings, self._artifacts)
         except MACHINE_ERRORS as error:
             self._rest(policy.id)

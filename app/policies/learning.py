@@ -1,31 +1,36 @@
 """What a policy learns with: the SAO settings and their two presets. Stored as JSON in policies.settings."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+LARGEST = 2**31 - 1
+"""What every database, and every LIMIT, can hold."""
+Count = Annotated[int, Field(ge=1, le=LARGEST)]
+LearningRate = Annotated[float, Field(gt=0, le=1)]
 
 
 class LearningSettings(BaseModel):
     """Defaults are the `online` preset. Names follow the paper (arXiv 2607.07508) where it has one."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     preset: Literal["online", "paper"] = "online"
 
-    rollouts_per_update: int = Field(32, ge=1)
-    min_rollouts: int = Field(32, ge=1)
+    rollouts_per_update: Count = 32
+    min_rollouts: Count = 32
     """An update starts when this many rollouts are ready ..."""
     max_wait_s: float = Field(60.0, ge=0)
     """... or, once the oldest ready one has waited this long, when `min_rollouts_after_wait` are."""
-    min_rollouts_after_wait: int = Field(8, ge=1)
-    max_staleness: int | None = Field(4, ge=0)
+    min_rollouts_after_wait: Count = 8
+    max_staleness: int | None = Field(4, ge=0, le=LARGEST)
     """Policy versions between the one that sampled and the head; None = no limit, DIS alone guards."""
 
     dis_band: tuple[float, float] = (0.2, 4.0)
     """Open interval of accepted ratios pi / pi_b (Eq. 1-3)."""
-    critic_steps: int = Field(2, ge=1)
+    critic_steps: Count = 2
     """K: full-batch critic steps before the policy's."""
-    policy_steps: int = Field(3, ge=1)
+    policy_steps: Count = 3
     """Full-batch policy steps per update; the ratios are recomputed before each."""
     alpha: float = Field(1.5, gt=0)
     """lambda_policy = 1 - 1 / (alpha * l), l = action tokens of the rollout."""
@@ -36,18 +41,19 @@ class LearningSettings(BaseModel):
     anchor_coefficient: float = Field(0.05, ge=0)
     """Weight of the forward KL(base || pi), the exploration floor of an endpoint that must follow change."""
 
-    policy_lr: float = Field(5e-4, gt=0)
-    value_lr: float = Field(5e-4, gt=0)
+    policy_lr: LearningRate = 5e-4
+    value_lr: LearningRate = 5e-4
     policy_grad_clip: float = Field(1.0, gt=0)
     value_grad_clip: float = Field(10.0, gt=0)
-    critic_warmup_updates: int = Field(3, ge=0)
+    critic_warmup_updates: int = Field(3, ge=0, le=LARGEST)
     """The first updates train the critic alone; they make no policy version."""
 
-    lora_rank: int = Field(16, ge=1)
-    lora_alpha: int = Field(32, ge=1)
-    value_rank: int = Field(16, ge=1)
-    tokens_per_micro_batch: int = Field(4096, ge=1)
-    seed: int = 0
+    lora_rank: Count = 16
+    lora_alpha: Count = 32
+    value_rank: Count = 16
+    tokens_per_micro_batch: Count = 4096
+    seed: int = Field(0, ge=0, lt=2**63)
+    """What torch's generator takes."""
 
     @model_validator(mode="before")
     @classmethod
@@ -55,6 +61,14 @@ class LearningSettings(BaseModel):
         if isinstance(data, dict) and data.get("preset") == "paper":
             return PAPER | data
         return data
+
+    @field_validator("dis_band")
+    @classmethod
+    def _check_band(cls, band: tuple[float, float]) -> tuple[float, float]:
+        low, high = band
+        if not 0 <= low < high:
+            raise ValueError(f"must be [low, high] with 0 <= low < high, not [{low:g}, {high:g}]")
+        return band
 
 
 PAPER: dict[str, Any] = {

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 import numpy as np
+from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
 from app.db.models import Interaction, Policy, Rollout, Update, UpdateRollout
@@ -102,6 +103,13 @@ def _why_idle(session: Session, policy: Policy) -> str | None:
     if head is not None and head.status == VersionStatus.REJECTED:
         again = f"POST /admin/policies/{policy.name}/versions/{policy.head}/retry"
         return f"deploy_failing: version {policy.head} was rejected; see /admin/events for why, then {again}"
+    try:
+        LearningSettings.model_validate(policy.settings)
+    except ValidationError as error:
+        # stored before there was a rule against them: no rollout is to blame
+        first = error.errors()[0]
+        setting = ".".join(map(str, first["loc"]))
+        return f"settings_invalid: {setting}: {first['msg']}; change it with PATCH /admin/policies/{policy.name}"
     return None
 
 

@@ -120,6 +120,14 @@ def test_settings_change_one_by_one(http):
     assert (back["settings"]["policy_lr"], back["reward_max"]) == (0.0005, 1)
 
 
+def test_a_setting_that_cannot_work_is_refused_with_what_would(http):
+    refused = http.patch("/admin/policies/default", json={"settings": {"dis_band": [4.0, 0.2]}})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "settings.dis_band"
+    assert "must be [low, high] with 0 <= low < high, not [4, 0.2]" in refused.json()["error"]["message"]
+    assert http.get("/admin/policies/default").json()["settings"]["dis_band"] == [0.2, 4.0]
+
+
 def test_a_preset_replaces_what_it_sets(http):
     changed = http.patch("/admin/policies/default", json={"settings": {"preset": "paper"}}).json()["settings"]
     assert changed["preset"] == "paper"

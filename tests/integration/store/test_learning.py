@@ -374,6 +374,19 @@ def test_commit_and_expiry_exclude_each_other(world: World, open_database: Calla
                 world.commit(world.batch())
 
 
+def test_stored_settings_that_cannot_work_are_a_reason_to_idle_and_blame_no_rollout(world: World) -> None:
+    rollouts = [world.rewarded() for _ in range(2)]
+    with world.database.write() as session:
+        policy = lock_policy(session, world.policy_id)
+        policy.settings = {**policy.settings, "dis_band": [4.0, 0.2]}
+    reason = idle(world)
+    assert reason.startswith("settings_invalid: dis_band: ")
+    assert world.policy().idle_reason == reason
+    assert [world.state(r) for r in rollouts] == [("ready", None)] * 2
+    configure(world, dis_band=[0.2, 4.0])
+    assert len(world.batch().rollouts) == 2
+
+
 # --- how it ends
 
 
