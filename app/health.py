@@ -1,4 +1,4 @@
-"""/healthz: the process answers. /readyz: a request would be served, or what is missing."""
+"""/healthz: the process is sound. /readyz: a request would be served, or what is missing."""
 
 from typing import Any
 
@@ -13,15 +13,22 @@ from app.service import ServiceDep
 router = APIRouter(tags=["health"])
 
 
+WRITER_DIED = "the thread that writes to the database has ended: restart this process (its log says why)"
+
+
 @router.get("/healthz")
-async def healthz() -> dict[str, str]:
-    """The process is up."""
-    return {"status": "ok"}
+async def healthz(service: ServiceDep) -> Response:
+    """200 while the process is up; 503 when only a restart helps."""
+    if service.writer.died:
+        return JSONResponse({"status": "failed", "missing": WRITER_DIED}, 503)
+    return JSONResponse({"status": "ok"})
 
 
 @router.get("/readyz")
 async def readyz(service: ServiceDep) -> Response:
     """200 when at least one policy is live on a healthy engine; else 503 with what is missing."""
+    if service.writer.died:
+        return JSONResponse({"status": "not ready", "missing": WRITER_DIED}, 503)
     try:
         ready, answer = await service.read(_readiness)
     except SQLAlchemyError as error:

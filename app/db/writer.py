@@ -10,7 +10,7 @@ from uuid import UUID
 
 import structlog
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError, TimeoutError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from app.db.session import Database
@@ -51,6 +51,17 @@ class StoreUnavailable(Unavailable):
         )
 
 
+class WriterDied(Unavailable):
+    """A mistake in this code has ended the thread. Only a new process writes again."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This server can write nothing any more: its operator must restart it (its log says why).",
+            code="store_unavailable",
+            headers={"Retry-After": "30"},
+        )
+
+
 @dataclass(frozen=True)
 class _Item:
     work: Callable[[Session], Any]
@@ -63,7 +74,8 @@ class Writer:
 
     An item that raises is undone alone and its error goes to its own future. Items are sorted by `order` (the id of the
     rollout they lock), so that two processes lock rollouts in one order; should their transactions clash all the same,
-    the whole group is run again: work must have no effect but on its session.
+    the whole group is run again: work must have no effect but on its session. What the database or the disk does to a
+    group fails that group; an error that nobody foresaw ends the writer, and from then on every write is refused.
     """
 
     def __init__(self, database: Database) -> None:
@@ -72,6 +84,12 @@ class Writer:
         self._thread = Thread(target=self._run, name="writer", daemon=True)
         self._accepting = Lock()
         self._stopped = False
+        self._died = False
+
+    @property
+    def died(self) -> bool:
+        """No write is possible in this process any more."""
+        return self._died
 
     def start(self) -> None:
         self._thread.start()
@@ -89,10 +107,12 @@ class Writer:
         """Queue `work`; the future resolves after its COMMIT, or with what it raised.
 
         Raises:
-            WriterFull: too much is queued. WriterStopped: after `stop`.
+            WriterFull: too much is queued. WriterStopped: after `stop`. WriterDied: see `died`.
         """
         item = _Item(work, order, Future())
         with self._accepting:
+            if self._died:
+                raise WriterDied()
             if self._stopped:
                 raise WriterStopped()
             try:
@@ -102,6 +122,24 @@ class Writer:
         return item.future
 
     def _run(self) -> None:
+        try:
+            self._write_groups()
+        except BaseException:
+            # whoever waits must hear of it: without this thread their futures would never resolve
+            log.exception("writer_died")
+            self._die()
+            raise
+
+    def _die(self) -> None:
+        with self._accepting:
+            self._died = True
+        # nothing is added any more
+        while not self._queue.empty():
+            item = self._queue.get_nowait()
+            if item and item.future.set_running_or_notify_cancel():
+                item.future.set_exception(WriterDied())
+
+    def _write_groups(self) -> None:
         stopping = False
         while not stopping:
             group = [self._queue.get()]
@@ -121,7 +159,7 @@ class Writer:
             try:
                 with self._database.write_connection() as connection:
                     results = [_run_item(connection, item) for item in items]
-            except (DBAPIError, TimeoutError) as error:
+            except (SQLAlchemyError, OSError) as error:  # OSError: the turn to write, a file's lock, was not to be had
                 if _is_conflict(error) and attempt < REPLAYS:
                     log.info("write_group_replayed", items=len(items), attempt=attempt + 1)
                     continue
@@ -131,6 +169,10 @@ class Writer:
                 for item in items:
                     item.future.set_exception(unavailable)
                 return
+            except BaseException:
+                for item in items:
+                    item.future.set_exception(WriterDied())
+                raise
             for item, (result, raised) in zip(items, results, strict=True):
                 if raised is None:
                     item.future.set_result(result)

@@ -197,6 +197,16 @@ def test_readyz_says_what_is_missing(world: World):
         assert http.get("/readyz").status_code == 200
 
 
+def test_a_writer_that_died_shows_in_both_and_is_503(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(world.app.state.service.writer, "_died", True)
+    with world.http() as http:
+        for path in ("/healthz", "/readyz"):
+            reply = http.get(path)
+            assert (reply.status_code, "restart" in reply.json()["missing"]) == (503, True)
+        refused = http.post("/admin/keys", json={"name": "k", "scopes": ["inference"]})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "store_unavailable")
+
+
 def test_metrics(http, world: World):
     rewarded(http)
     before = sampled_tokens(http)

@@ -1,5 +1,7 @@
 """Group commit: neighbours do not harm each other, clashes are replayed, nothing accepted is dropped."""
 
+import errno
+import fcntl
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -17,7 +19,7 @@ from app.db import writer as writer_module
 from app.db.models import Event, Interaction, Rollout
 from app.db.repositories.events import add_event
 from app.db.session import Database
-from app.db.writer import StoreUnavailable, Writer, WriterFull, WriterStopped
+from app.db.writer import StoreUnavailable, Writer, WriterDied, WriterFull, WriterStopped
 from tests.integration.store.world import World
 
 T = TypeVar("T")
@@ -216,6 +218,47 @@ def test_a_lost_connection_fails_the_group_and_not_the_writer(database: Database
     writer.submit(note("kept"), order=uuid7()).result(WAIT_S)
     writer.stop()
     assert kinds(database) == ["kept"]
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+def test_a_turn_to_write_that_cannot_be_had_fails_the_group_and_not_the_writer(
+    writer: Writer, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = fcntl.flock
+
+    def no_locks(file: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.raises(StoreUnavailable, match="not confirmed"):
+        writer.submit(note("lost"), order=uuid7()).result(WAIT_S)
+    writer.submit(note("kept"), order=uuid7()).result(WAIT_S)
+    assert not writer.died
+    assert kinds(database) == ["kept"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_writer_that_dies_leaves_nobody_waiting(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "MAX_GROUP", 1)
+    writer = Writer(database)
+    writer.start()
+    gate = Gate(writer)
+
+    def unforeseen(connection: object, item: object) -> None:
+        raise AssertionError("unforeseen")
+
+    accepted = [writer.submit(note("lost"), order=uuid7()) for _ in range(3)]
+    monkeypatch.setattr(writer_module, "_run_item", unforeseen)
+    gate.open()
+    for future in accepted:
+        with pytest.raises(WriterDied, match="restart"):
+            future.result(WAIT_S)
+    assert writer.died
+    with pytest.raises(WriterDied):
+        writer.submit(note("late"), order=uuid7())
+    writer.stop()
+    assert kinds(database) == []
 
 
 class Through(World):
