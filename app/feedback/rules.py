@@ -11,7 +11,13 @@ from sqlalchemy.orm import Session
 from uuid_utils.compat import uuid7
 
 from app.db.models import ApiKey, Feedback, Policy, Rollout
-from app.db.repositories.feedback import ENVIRONMENT_ERROR, REWARD, applied_feedback, find_by_idempotency_key
+from app.db.repositories.feedback import (
+    ENVIRONMENT_ERROR,
+    REWARD,
+    applied_feedback,
+    find_by_idempotency_key,
+    has_environment_error,
+)
 from app.db.repositories.rollouts import (
     as_uuid,
     count_interactions,
@@ -191,17 +197,21 @@ def _take_effect(session: Session, rollout: Rollout, feedback: Feedback) -> None
     What training does not look at (other metrics, comments) is never late.
     """
     now = feedback.created_at
-    concerns_training = feedback.outcome == ENVIRONMENT_ERROR or _is_reward(feedback)
+    failed = feedback.outcome == ENVIRONMENT_ERROR
+    lacked_reward = rollout.reason == SkipReason.NO_REWARD
+    if lacked_reward and (failed or has_environment_error(session, rollout.id)):
+        # though it came after the close: no reward may make this rollout good
+        transition(rollout, RolloutState.SKIPPED, SkipReason.ENVIRONMENT_ERROR)
     in_time = rollout.reason == SkipReason.NO_REWARD and _is_in_time(session, rollout, feedback)
-    if concerns_training and not in_time and rollout.state not in (RolloutState.OPEN, RolloutState.READY):
+    counts = in_time or (lacked_reward and failed) or rollout.state in (RolloutState.OPEN, RolloutState.READY)
+    if (failed or _is_reward(feedback)) and not counts:
         return
-    applied = applied_feedback(session, rollout.id)
-    count_feedback(rollout, feedback, applied)
-    failed = any(row.outcome == ENVIRONMENT_ERROR for row in applied)
+    count_feedback(rollout, feedback, applied_feedback(session, rollout.id))
     if rollout.state == RolloutState.OPEN:
         rollout.active_at = now
         rollout.closing = rollout.closing or feedback.final or failed
-        settle(session, rollout, now, environment_error=failed)
+        # this row is not stored yet; an earlier one is, whatever came after it
+        settle(session, rollout, now, environment_error=failed or None)
     elif rollout.state == RolloutState.READY and failed:
         transition(rollout, RolloutState.SKIPPED, SkipReason.ENVIRONMENT_ERROR)
     elif in_time:

@@ -199,6 +199,8 @@ def transition(rollout: Rollout, to: RolloutState, reason: SkipReason | None = N
         raise IllegalTransition(f"rollout {rollout.id}: {state} -> {to}")
     if state is RolloutState.SKIPPED and rollout.reason != SkipReason.NO_REWARD:
         raise IllegalTransition(f"rollout {rollout.id}: skipped({rollout.reason}) is final")
+    if state is to is RolloutState.SKIPPED and reason is not SkipReason.ENVIRONMENT_ERROR:
+        raise IllegalTransition(f"rollout {rollout.id}: {state}({rollout.reason}) -> {to}({reason})")
     if (to is RolloutState.SKIPPED) != (reason is not None):
         raise IllegalTransition(f"rollout {rollout.id}: {to} with reason {reason}")
     rollout.state = to

@@ -68,7 +68,8 @@ TRANSITIONS: dict[RolloutState, frozenset[RolloutState]] = {
     RolloutState.READY: frozenset({RolloutState.TRAINING, RolloutState.SKIPPED}),
     RolloutState.TRAINING: frozenset({RolloutState.TRAINED, RolloutState.READY, RolloutState.SKIPPED}),
     RolloutState.TRAINED: frozenset(),
-    RolloutState.SKIPPED: frozenset({RolloutState.READY}),
+    RolloutState.SKIPPED: frozenset({RolloutState.READY, RolloutState.SKIPPED}),
 }
-"""skipped -> ready only from no_reward, when a reward arrives within the staleness limit;
+"""skipped -> ready only from no_reward, when a reward arrives within the staleness limit; skipped -> skipped only from
+no_reward to environment_error, when that is reported after the close;
 training -> ready when the update failed; training -> skipped when it failed alone three times."""

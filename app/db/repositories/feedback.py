@@ -56,15 +56,10 @@ def applied_rewards(session: Session, rollout_ids: list[UUID]) -> list[Any]:
 
 
 def has_environment_error(session: Session, rollout_id: UUID) -> bool:
+    """Whether one was ever reported: late or superseded by a newer value, it stands all the same."""
     return (
         session.scalar(
-            select(Feedback.id)
-            .where(
-                Feedback.rollout_id == rollout_id,
-                Feedback.outcome == ENVIRONMENT_ERROR,
-                Feedback.status == FeedbackStatus.APPLIED,
-            )
-            .limit(1)
+            select(Feedback.id).where(Feedback.rollout_id == rollout_id, Feedback.outcome == ENVIRONMENT_ERROR).limit(1)
         )
         is not None
     )

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from app.db.models import Feedback, Policy
 from app.db.repositories.keys import create_key
@@ -92,6 +92,51 @@ def test_an_environment_error_keeps_the_rollout_out_of_training(world: World) ->
     # and that is final
     assert world.feedback(1.0, rollout=ready)["status"] == "late"
     assert world.state(ready) == ("skipped", "environment_error")
+
+
+def test_an_environment_error_after_a_close_without_reward_is_not_forgotten(world: World) -> None:
+    begun = world.call()
+    with world.database.write() as session:
+        close_rollout(session, world.rollout(begun.rollout_id))
+    assert world.state(begun.rollout_id) == ("skipped", "no_reward")
+    answer = world.feedback(rollout=begun.rollout_id, outcome="environment_error")
+    assert answer["status"] == "applied"
+    assert answer["rollout"] == {"state": "skipped", "reason": "environment_error"}
+    assert "its environment failed" in answer["message"]
+    late = world.feedback(1.0, rollout=begun.rollout_id)
+    assert (late["status"], late["rollout"]["reason"]) == ("late", "environment_error")
+    assert "its environment failed" in late["message"]
+
+
+def test_a_late_environment_error_from_before_counts_when_a_reward_comes(world: World) -> None:
+    begun = world.call()
+    with world.database.write() as session:
+        close_rollout(session, world.rollout(begun.rollout_id))
+    world.feedback(rollout=begun.rollout_id, outcome="noted")
+    with world.database.write() as session:
+        session.execute(update(Feedback).values(outcome="environment_error", status="late"))
+    late = world.feedback(1.0, rollout=begun.rollout_id)
+    assert (late["status"], late["rollout"]["reason"]) == ("late", "environment_error")
+
+
+def test_a_newer_value_does_not_cancel_an_environment_error(world: World) -> None:
+    begun = world.begin("chat")
+    world.feedback(0.0, interaction=begun.interaction_id, outcome="environment_error")
+    world.feedback(1.0, interaction=begun.interaction_id)
+    world.feedback(1.0, rollout="chat")
+    world.complete(begun.interaction_id)
+    assert world.state(begun.rollout_id) == ("skipped", "environment_error")
+
+
+def test_a_newer_value_does_not_cancel_an_environment_error_reported_during_training(world: World) -> None:
+    rollout, other = world.rewarded(), world.rewarded()
+    claim = world.batch()
+    world.feedback(0.0, rollout=rollout, outcome="environment_error")
+    world.feedback(1.0, rollout=rollout)
+    with world.database.write() as session:
+        fail_update(session, claim.update_id, "learner", "it broke")
+    assert world.state(rollout) == ("skipped", "environment_error")
+    assert world.state(other) == ("ready", None)
 
 
 def test_an_environment_error_waits_for_what_runs(world: World) -> None:
