@@ -154,13 +154,15 @@ def find_rollout(session: Session, *, key: ApiKey, policy_id: UUID | None, ident
     """The rollout with this id (ours, or the client's) that the key may reach.
 
     A key reaches its own rollouts; one with `admin`, or with `feedback` but without `inference`, every rollout of its
-    policies.
+    policies. A name that the key gave itself means its own rollout, whoever else used that name.
 
     Raises:
         NotFound: rollout_not_found. Conflict: rollout_ambiguous: several rollouts bear this client's id.
     """
-    owner = None if _reaches_everyones(key) else key.id
-    found = find_rollouts(session, identifier, key_id=owner, policy_id=key.policy_id or policy_id)
+    within = key.policy_id or policy_id
+    found = find_rollouts(session, identifier, key_id=key.id, policy_id=within)
+    if not found and _reaches_everyones(key):
+        found = find_rollouts(session, identifier, key_id=None, policy_id=within)
     # a key that is bound to one policy reaches no other, whatever was asked for
     found = [rollout for rollout in found if policy_id is None or rollout.policy_id == policy_id]
     if not found:

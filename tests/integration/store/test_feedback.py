@@ -316,3 +316,18 @@ def test_a_judge_rewards_every_rollout_and_a_stranger_none(world: World) -> None
         with pytest.raises(NotFound):
             world.feedback(1.0, key=stranger, **target)
     assert world.feedback(1.0, interaction=begun.interaction_id, key=world.judge)["status"] == "applied"
+
+
+def test_a_name_is_the_keys_own_first_and_everyones_only_then(world: World) -> None:
+    with world.database.write() as session:
+        operator = create_key(session, name="o", scopes=["inference", "feedback", "admin"])[0]
+        other = create_key(session, name="x", scopes=["inference"])[0]
+    agents, own = world.call("chat").rollout_id, world.call("chat", key=operator).rollout_id
+    assert world.feedback(1.0, rollout="chat", key=operator)["rollout_id"] == str(own)
+    assert world.state(agents) == ("open", None)
+    # a judge has none of its own: it must say which
+    with pytest.raises(Conflict) as caught:
+        world.feedback(1.0, rollout="chat", key=world.judge)
+    assert caught.value.code == "rollout_ambiguous"
+    alone = world.call("alone", key=other).rollout_id
+    assert world.feedback(1.0, rollout="alone", key=operator)["rollout_id"] == str(alone)
