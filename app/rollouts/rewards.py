@@ -3,7 +3,7 @@
 from sqlalchemy.orm import Session
 
 from app.db.models import Feedback, Rollout
-from app.db.repositories.feedback import REWARD, applied_feedback, late_rows
+from app.db.repositories.feedback import REWARD, rows_that_may_count
 from app.rollouts.states import FeedbackStatus
 
 
@@ -27,10 +27,13 @@ def count_feedback(rollout: Rollout, feedback: Feedback, applied: list[Feedback]
 
 
 def count_late_feedback(session: Session, rollout: Rollout) -> None:
-    """After a failed update: what came while it ran counts after all, in the order of its arrival."""
-    late = late_rows(session, rollout.id)
-    applied = applied_feedback(session, rollout.id) if late else []
-    for feedback in late:
+    """After a failed update: what came while it ran counts after all.
+
+    Everything is counted again in the order of its arrival: a row that came late once may be older than one that has
+    counted since.
+    """
+    applied: list[Feedback] = []
+    for feedback in rows_that_may_count(session, rollout.id):
         count_feedback(rollout, feedback, applied)
 
 

@@ -30,12 +30,12 @@ def applied_feedback(session: Session, rollout_id: UUID) -> list[Feedback]:
     )
 
 
-def late_rows(session: Session, rollout_id: UUID) -> list[Feedback]:
-    """Late feedback on one rollout, in the order of its arrival."""
+def rows_that_may_count(session: Session, rollout_id: UUID) -> list[Feedback]:
+    """Applied and late feedback on one rollout, in the order of its arrival."""
     return list(
         session.scalars(
             select(Feedback)
-            .where(Feedback.rollout_id == rollout_id, Feedback.status == FeedbackStatus.LATE)
+            .where(Feedback.rollout_id == rollout_id, Feedback.status != FeedbackStatus.SUPERSEDED)
             .order_by(Feedback.created_at, Feedback.id)
         )
     )

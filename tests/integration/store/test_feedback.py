@@ -331,3 +331,24 @@ def test_a_name_is_the_keys_own_first_and_everyones_only_then(world: World) -> N
     assert caught.value.code == "rollout_ambiguous"
     alone = world.call("alone", key=other).rollout_id
     assert world.feedback(1.0, rollout="alone", key=operator)["rollout_id"] == str(alone)
+
+
+def test_after_a_failed_update_the_newest_reward_counts_though_an_older_one_came_late(world: World) -> None:
+    begun = world.call()
+    with world.database.write() as session:
+        close_rollout(session, world.rollout(begun.rollout_id))
+    for _ in range(3):
+        world.new_version()
+    assert world.feedback(0.25, rollout=begun.rollout_id)["status"] == "late"
+    with world.database.write() as session:
+        policy = lock_policy(session, world.policy_id)
+        policy.settings = {**policy.settings, "max_staleness": None}
+    assert world.feedback(0.75, rollout=begun.rollout_id)["status"] == "applied"
+    world.rewarded(version=3)
+    claim = world.batch()
+    with world.database.write() as session:
+        fail_update(session, claim.update_id, "learner", "it broke")
+    assert world.rollout(begun.rollout_id).total_return == 0.75
+    with world.database.read() as session:
+        rows = session.scalars(select(Feedback).where(Feedback.rollout_id == begun.rollout_id).order_by(Feedback.id))
+        assert [(row.value, row.status) for row in rows] == [(0.25, "superseded"), (0.75, "applied")]
