@@ -1,10 +1,13 @@
 """One pass over one replica: make what it has loaded match the plan. No transaction is open while HTTP runs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Event, Thread
 from time import monotonic
 
 import structlog
+from sqlalchemy.exc import SQLAlchemyError
 
 from app.db.models import PolicyVersion, Replica
 from app.db.repositories import deployments, replicas
@@ -12,7 +15,7 @@ from app.db.repositories.events import add_event
 from app.db.session import Database
 from app.db.types import clock
 from app.engine.control_client import ControlClient
-from app.engine.errors import AdapterNotLoaded, EngineError, EngineOverloaded, EngineUnreachable
+from app.engine.errors import AdapterNotLoaded, AdapterRejected, EngineError, EngineOverloaded, EngineUnreachable
 from app.policies.canary import Comparison, Reading, Verdict, compare, judge, rejects, with_sample
 from app.policies.plan import Plan, Step, make_plan
 
@@ -23,6 +26,7 @@ SILENCE_S = 15.0
 PASS_S = 5.0
 """No new step begins after this long; the next tick goes on."""
 OWNED_S = 20.0
+"""Renewed while the pass runs."""
 
 log = structlog.get_logger()
 
@@ -57,8 +61,9 @@ class ReplicaPass:
         if not self._own():
             return
         try:
-            if self._look():
-                self._converge()
+            with self._owning():
+                if self._look():
+                    self._converge()
         finally:
             with self._database.write() as session:
                 replicas.release_replica(session, self._replica.id, self._owner)
@@ -66,6 +71,26 @@ class ReplicaPass:
     def _own(self) -> bool:
         with self._database.write() as session:
             return replicas.take_replica(session, self._replica.id, self._owner, OWNED_S)
+
+    @contextmanager
+    def _owning(self) -> Iterator[None]:
+        """One call may take longer than an ownership lasts, which is short so that a killed process blocks nobody."""
+        ended = Event()
+
+        def renew() -> None:
+            while not ended.wait(OWNED_S / 4):
+                try:
+                    self._own()
+                except SQLAlchemyError as error:
+                    log.warning("replica_not_renewed", replica=self._url, error=str(error))
+
+        keeper = Thread(target=renew, name="replica-owner", daemon=True)
+        keeper.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            keeper.join()
 
     def _look(self) -> bool:
         """Whether it answers; notes what it has loaded."""
@@ -123,8 +148,7 @@ class ReplicaPass:
             deployments.start_deployment(session, self._replica.id, version.id)
         try:
             if version.adapter_name not in self._loaded:
-                self._work.load_adapter(self._url, version.adapter_name, version.path)
-                self._loaded.add(version.adapter_name)
+                self._load(version)
             comparison = self._compare(step)
         except (EngineUnreachable, EngineOverloaded) as error:
             log.warning("deployment_postponed", replica=self._url, adapter=version.adapter_name, error=error.message)
@@ -136,6 +160,16 @@ class ReplicaPass:
             return True
         self._judge(version, comparison)
         return True
+
+    def _load(self, version: PolicyVersion) -> None:
+        try:
+            self._work.load_adapter(self._url, version.adapter_name, version.path)
+        except AdapterRejected:
+            # another control process may have been first; names are never used twice, so it is the same adapter
+            if version.adapter_name not in {model.id for model in self._probe.models(self._url)}:
+                raise
+            log.info("adapter_was_loaded", replica=self._url, adapter=version.adapter_name)
+        self._loaded.add(version.adapter_name)
 
     def _compare(self, step: Step) -> Comparison | None:
         """None: there is nothing to compare with."""

@@ -5,6 +5,7 @@ An adapter directory holds shift.json, {token: nats}. What the engine can do wro
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,6 +29,9 @@ class FakeEngine:
         self.rejects: set[str] = set()
         self.serves_instead: dict[str, str] = {}
         """Adapter name -> directory that is really served under it: a swap that silently did not happen."""
+        self.loads_first: set[str] = set()
+        """Adapter names that somebody else loads just before the load that is asked for."""
+        self.load_s = 0.0
         self.silent = threading.Event()
         """Set: accept connections and answer nothing until it is cleared."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -66,6 +70,11 @@ class FakeEngine:
         self.loads.append(name)
         if name in self.rejects:
             return 500, {"error": {"message": "rank 64 is above max_lora_rank", "code": 500}}
+        time.sleep(self.load_s)
+        if name in self.loads_first:
+            self.adapters[name] = path
+        if name in self.adapters:
+            return 400, {"error": {"message": f"The lora adapter '{name}' has already been loaded.", "code": 400}}
         self.adapters[name] = path
         return 200, {}
 

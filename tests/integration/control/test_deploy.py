@@ -15,6 +15,7 @@ from app.db.repositories.deployments import retry_version
 from app.db.session import Database
 from app.engine.replicas import Route, Router
 from app.errors import ApiError, Conflict, NotFound, Unavailable
+from app.policies import reconcile
 from app.policies.canary import NOISE_SAMPLES
 from app.policies.deploy import Deployer
 from app.rollouts.learning import Idle, claim_update
@@ -318,6 +319,29 @@ def test_two_ticks_at_once_load_nothing_twice(world: World, engine: FakeEngine, 
     assert sorted(engine.loads) == [f"default-v{n}" for n in range(4)]
     for one in deployers:
         one.close()
+
+
+def test_what_another_process_has_loaded_meanwhile_is_loaded(world: World, engine: FakeEngine, deployer: Make) -> None:
+    tick = deployer(engine.url).tick
+    tick()
+    world.add_version(1)
+    engine.loads_first.add("default-v1")
+    tick()
+    assert (world.live, world.version(1).deploy_attempts) == (1, 0)
+
+
+def test_a_call_longer_than_an_ownership_keeps_others_away(
+    world: World, engine: FakeEngine, deployer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = deployer(engine.url), deployer(engine.url)
+    first.tick()
+    world.add_version(1)
+    monkeypatch.setattr(reconcile, "OWNED_S", 0.8)
+    engine.load_s = 3.0
+    first.tick(wait_s=1.5)
+    second.tick(wait_s=0.5)
+    eventually(lambda: (first.tick(), world.live == 1)[1], within_s=10, what="version 1 live")
+    assert engine.loads == ["default-v0", "default-v1"]
 
 
 def test_a_load_that_a_killed_process_left_unchecked_is_checked(
