@@ -113,6 +113,7 @@ NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),
     "logits_processors": ([],),
     "structured_outputs": (),
+    "structural_tag": (),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
@@ -120,8 +121,13 @@ NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (),
     "prompt_embeds": (),
     "truncate_prompt_tokens": (),
+    "reasoning_effort": ("none",),
+    "thinking_token_budget": (),
+    "verbosity": ("medium",),
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
+    "return_tokens_as_token_ids": (False,),
+    "vllm_xargs": ({},),
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "documents": ([],),
@@ -130,10 +136,15 @@ NOT_SERVED: dict[str, tuple[Any, ...]] = {
 }
 """Fields of OpenAI's or vLLM's that would change the answer, with the values that ask for nothing (as null does)."""
 
+CHAT_NOT_SERVED = NOT_SERVED | {"add_special_tokens": (False,)}
+"""Its special tokens are those of the template."""
+COMPLETION_NOT_SERVED = NOT_SERVED | {"add_special_tokens": (True,)}
+"""A text gets the tokenizer's own."""
 
-def refuse_unserved(value: Mapping[str, Any]) -> None:
+
+def refuse_unserved(value: Mapping[str, Any], not_served: Mapping[str, tuple[Any, ...]]) -> None:
     """Raises InvalidRequest(unsupported_parameter) for the first field that asks for what is not served."""
-    for name, neutral_values in NOT_SERVED.items():
+    for name, neutral_values in not_served.items():
         asked = value.get(name)
         if asked is None or any(_same(asked, neutral) for neutral in neutral_values):
             continue
@@ -153,12 +164,12 @@ def _same(asked: Any, neutral: Any) -> bool:
 
 
 def read_chat(value: dict[str, Any]) -> ChatRequest:
-    refuse_unserved(value)
+    refuse_unserved(value, CHAT_NOT_SERVED)
     return validated(ChatRequest, value)
 
 
 def read_completion(value: dict[str, Any]) -> CompletionRequest:
-    refuse_unserved(value)
+    refuse_unserved(value, COMPLETION_NOT_SERVED)
     request = validated(CompletionRequest, value)
     if request.logprobs:
         raise InvalidRequest(
