@@ -6,6 +6,7 @@ from pathlib import Path
 from sqlalchemy import make_url
 
 from app.celery_app import beat_command, worker_command
+from app.engine.wire import KEEP_ALIVE_S
 from app.settings import Settings
 from evergreen.child import ChildSpec
 
@@ -55,7 +56,7 @@ def _environment(settings: Settings) -> dict[str, str]:
 def _app_command(settings: Settings) -> list[str]:
     return [sys.executable, "-m", "uvicorn", "--factory", "app.main:create_app", "--no-access-log",
             "--host", settings.host, "--port", str(settings.port),
-            "--timeout-graceful-shutdown", f"{DRAIN_S:.0f}"]  # fmt: skip
+            "--timeout-keep-alive", str(KEEP_ALIVE_S), "--timeout-graceful-shutdown", f"{DRAIN_S:.0f}"]  # fmt: skip
 
 
 def _engine_command(settings: Settings, base_model: str) -> list[str]:

@@ -23,7 +23,7 @@ from app.engine.errors import (
     InvalidForEngine,
     PromptTooLong,
 )
-from app.engine.wire import CONNECT_TIMEOUT_S, raise_for_error, transport_errors
+from app.engine.wire import CONNECT_TIMEOUT_S, REUSE_WITHIN_S, raise_for_error, transport_errors
 
 __all__ = [
     "AdapterNotLoaded",
@@ -109,7 +109,7 @@ class EngineClient:
         """timeout_s: the longest silence of the engine, which without streaming is the whole generation."""
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S, pool=None),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=REUSE_WITHIN_S),
             trust_env=False,
         )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import httpx
 
 from app.engine.errors import AdapterNotLoaded, AdapterRejected, EngineError
-from app.engine.wire import CONNECT_TIMEOUT_S, error_of, raise_for_error, transport_errors
+from app.engine.wire import CONNECT_TIMEOUT_S, REUSE_WITHIN_S, error_of, raise_for_error, transport_errors
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,11 @@ class ControlClient:
     """Raises the errors of app/engine/errors.py."""
 
     def __init__(self, timeout_s: float = 60.0):
-        self._http = httpx.Client(timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S), trust_env=False)
+        self._http = httpx.Client(
+            timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
+            limits=httpx.Limits(keepalive_expiry=REUSE_WITHIN_S),
+            trust_env=False,
+        )
 
     def close(self) -> None:
         self._http.close()

@@ -15,6 +15,11 @@ from app.engine.errors import (
 )
 
 CONNECT_TIMEOUT_S = 5.0
+KEEP_ALIVE_S = 75
+"""How long our servers keep an idle connection: longer than clients do (httpx 5 s). With equal times a request can meet
+the close, and fail without having been read."""
+REUSE_WITHIN_S = 3.0
+"""How long our clients keep one: shorter than the engines do (vLLM 5 s), for the same reason."""
 _NO_TOKEN_LEFT = "max_tokens must be at least 1, got 0"
 
 

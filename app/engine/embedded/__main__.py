@@ -12,6 +12,7 @@ from app.engine.embedded.engine import Engine
 from app.engine.embedded.options import EngineOptions
 from app.engine.embedded.runner import EngineThread
 from app.engine.embedded.server import create_app
+from app.engine.wire import KEEP_ALIVE_S
 from app.policies.dtype import resolve_dtype
 
 DEFAULTS = EngineOptions(model=Path(), served_model_name="")
@@ -61,7 +62,15 @@ def serve(
 
     app = create_app(engine, EngineThread(engine, fail))
     server = uvicorn.Server(
-        uvicorn.Config(app, host=host, port=port, access_log=False, log_config=None, timeout_graceful_shutdown=5)
+        uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            access_log=False,
+            log_config=None,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=5,
+        )
     )
     server.run()
     if failed:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from http.client import HTTPConnection
 from pathlib import Path
 
 import httpx
@@ -58,6 +59,21 @@ def test_a_failed_forward_pass_answers_with_an_error_and_ends_the_process(base: 
         assert process.returncode == 1
         assert b"patched to fail" in errors
     finally:
+        process.kill()
+        process.wait()
+
+
+def test_an_idle_connection_outlives_the_clients_patience(base: Path) -> None:
+    """httpx uses a connection again until it has been idle for 5 s, which was uvicorn's limit too."""
+    process = start(["-m", "app.engine.embedded"], base, PORT + 2)
+    connection = HTTPConnection("127.0.0.1", PORT + 2, timeout=30)
+    try:
+        for pause in (6.0, 0.0):
+            connection.request("GET", "/health")
+            assert connection.getresponse().read() == b""
+            time.sleep(pause)
+    finally:
+        connection.close()
         process.kill()
         process.wait()
 
