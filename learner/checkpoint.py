@@ -1,7 +1,9 @@
 """The learner's state after one update: policy, value model, both optimisers and the RNG, all of the same update."""
 
 import json
+import pickle
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -20,6 +22,13 @@ POLICY = "policy.safetensors"
 VALUE = "value.safetensors"
 TRAINING = "training.pt"
 STATE = "state.json"
+
+
+DAMAGED = (
+    AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError,
+    pickle.UnpicklingError, struct.error,
+)  # fmt: skip
+"""What torch.load raises on a file that is cut short or holds something else."""
 
 
 class CheckpointMismatch(RuntimeError):
@@ -52,14 +61,18 @@ def load_checkpoint(directory: Path, model: LearnerModel, optimisers: Optimisers
     Learning rates and betas stay those of `optimisers`: a policy's settings may have changed since.
 
     Raises:
-        CheckpointMismatch: a file is missing, belongs to another update, or does not fit the model. Nothing has been
-            changed then.
+        CheckpointMismatch: a file is missing or damaged, belongs to another update, or does not fit the model. Nothing
+            has been changed then.
     """
     absent = [name for name in (POLICY, VALUE, TRAINING, STATE) if not (directory / name).is_file()]
     if absent:
         raise CheckpointMismatch(f"{directory} is no complete checkpoint: {', '.join(absent)} missing")
     state = json.loads((directory / STATE).read_text())
-    training = torch.load(directory / TRAINING, weights_only=True)
+    try:
+        training = torch.load(directory / TRAINING, weights_only=True)
+    except DAMAGED as error:
+        # not torch's own words: they advise to load the file without care
+        raise CheckpointMismatch(f"{directory / TRAINING} cannot be read ({type(error).__name__})") from error
     policy, policy_id = _read(directory / POLICY)
     value, value_id = _read(directory / VALUE)
     ids = {STATE: state["update_id"], TRAINING: training["update_id"], POLICY: policy_id, VALUE: value_id}

@@ -14,6 +14,7 @@ from uuid import UUID, uuid4
 
 import structlog
 from safetensors import SafetensorError
+from sqlalchemy.orm import Session
 
 from app.db.models import Policy
 from app.db.repositories.events import add_event
@@ -24,7 +25,7 @@ from app.db.session import Database
 from app.policies.dtype import resolve_dtype
 from app.policies.learning import LearningSettings
 from app.rollouts.claimed import Claim
-from app.rollouts.learning import Idle, LeaseLost, claim_update, commit_update, fail_update, renew_lease
+from app.rollouts.learning import Idle, LeaseLost, claim_update, commit_update, fail_update, note_idle, renew_lease
 from app.settings import Settings
 from learner.lease import LEASE_TTL_S, LeaseKeeper
 from learner.prepare import write_version_zero
@@ -37,8 +38,18 @@ log = structlog.get_logger()
 STEP_ERRORS = (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
 """What training on some rollout's data can raise: torch reports its errors as RuntimeError, an id outside the
 vocabulary as IndexError; a refused sample is a ValueError. The update fails, its rollouts are tried again in halves."""
-MACHINE_ERRORS = (LookupError, MemoryError, OSError, RuntimeError, SafetensorError, TypeError, ValueError)
-"""What reading the learner's state or writing files can raise. No rollout is to blame: all go back as they were."""
+MACHINE_ERRORS = (
+    ArithmeticError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    SafetensorError,
+    TypeError,
+    ValueError,
+)
+"""What reading the learner's state (with settings that torch does not take, too) or writing files can raise. No rollout
+is to blame: all go back as they were."""
 REST_S = 30.0
 """Pause of a policy after such an error: a full disk is not tried again every second."""
 
@@ -73,22 +84,25 @@ class LearnWorker:
                 return
             if time.monotonic() < self._resting_until.get(policy.id, 0.0):
                 continue
-            if policy.head is None:
-                self._prepare(policy)
-            self._learn(policy.id)
+            if policy.head is not None or self._prepare(policy):
+                self._learn(policy.id)
 
-    def _prepare(self, policy: Policy) -> None:
+    def _prepare(self, policy: Policy) -> bool:
+        """Whether version 0 is there now."""
         try:
             settings = LearningSettings.model_validate(policy.settings)
             written = write_version_zero(policy.name, policy.id, Path(policy.base_model), settings, self._artifacts)
         except MACHINE_ERRORS as error:
-            self._rest(policy.id)
-            self._event(policy.id, "prepare_failed", f"Version 0 of {policy.name} could not be written: {error}")
-            return
+            message = f"Version 0 of {policy.name} could not be written: {error}"
+            self._event(policy.id, "prepare_failed", message)
+            with self._database.write() as session:
+                self._rest(session, policy.id, message)
+            return False
         with self._database.write() as session:
             add_version_zero(
                 session, policy.id, path=written.path, sha256=written.sha256, adapter_name=written.adapter_name
             )
+        return True
 
     def _learn(self, policy_id: UUID) -> None:
         with self._database.write() as session:
@@ -171,11 +185,13 @@ class LearnWorker:
         """End an update that failed through no fault of its rollouts, and rest."""
         log.error("update_given_back", update=str(claim.update_id), exc_info=True)
         with self._database.write() as session:
+            self._rest(session, claim.policy_id, message)
             fail_update(session, claim.update_id, self.owner, message, blame_rollouts=False)
-        self._rest(claim.policy_id)
 
-    def _rest(self, policy_id: UUID) -> None:
+    def _rest(self, session: Session, policy_id: UUID, message: str) -> None:
+        """Leave a policy alone for a while, and say so where an operator looks."""
         self._resting_until[policy_id] = time.monotonic() + REST_S
+        note_idle(session, policy_id, f"resting: {message}; tries again in {REST_S:g} s")
 
     def _event(self, policy_id: UUID, kind: str, message: str) -> None:
         log.error(kind, policy_id=str(policy_id), message=message)

@@ -81,7 +81,7 @@ class Policy(Base):
     learner_seen_at: Mapped[datetime | None]
     """Last tick of a learn worker that looked at this policy."""
     idle_reason: Mapped[str | None] = mapped_column(Text)
-    """Why that tick started no update; None while one runs."""
+    """Why that tick started no update, or why the last one was given up; None while one runs."""
     created_at: Mapped[datetime] = _created()
 
 

@@ -47,6 +47,7 @@ __all__ = [
     "commit_update",
     "expire_leases",
     "fail_update",
+    "note_idle",
     "renew_lease",
 ]
 
@@ -111,6 +112,11 @@ def _why_idle(session: Session, policy: Policy) -> str | None:
         setting = ".".join(map(str, first["loc"]))
         return f"settings_invalid: {setting}: {first['msg']}; change it with PATCH /admin/policies/{policy.name}"
     return None
+
+
+def note_idle(session: Session, policy_id: UUID, reason: str) -> None:
+    """Say why a learner leaves the policy alone; its next claim says anew how things stand. Locks the policy."""
+    _note(lock_policy(session, policy_id), clock(session), reason)
 
 
 def _note(policy: Policy, now: datetime, reason: str | None) -> None:

@@ -252,6 +252,43 @@ def test_after_such_an_error_the_learner_rests(scene: Scene, new_worker: NewWork
     worker.tick()
     worker.tick()
     assert len(scene.updates()) == 1
+    reason = scene.policy().idle_reason or ""
+    assert reason.startswith("resting: The files of an update could not be written: ")
+    assert reason.endswith("; tries again in 30 s")
+    folder.unlink()
+    new_worker().tick()
+    assert scene.policy().idle_reason is None
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80", b"no pickle", b"PK\x03\x04 no archive", None])
+def test_a_damaged_checkpoint_blames_no_rollout(scene: Scene, new_worker: NewWorker, content: bytes | None) -> None:
+    scene.rollouts(4)
+    new_worker().tick()
+    training = scene.settings.artifacts_dir / "p" / "checkpoints" / str(scene.policy().checkpoint_update_id)
+    training /= "training.pt"
+    training.write_bytes(training.read_bytes()[:-200] if content is None else content)
+    scene.rollouts(4)
+    new_worker().tick()
+    assert scene.states() == {("trained", None): 4, ("ready", None): 4}
+    assert f"{training} cannot be read" in (scene.updates()[-1].error or "")
+    assert (scene.policy().idle_reason or "").startswith("resting: The learner's state could not be loaded: ")
+
+
+def test_settings_beyond_the_learner_blame_no_rollout(scene: Scene, new_worker: NewWorker) -> None:
+    """What was stored before such a seed was refused, and claimed by another release of this code."""
+    scene.rollouts(4)
+    new_worker().tick()
+    scene.rollouts(4)
+    claim_settings = LEARNING.model_copy(update={"seed": 2**70})
+    worker = new_worker()
+
+    def overflowing(value: object) -> object:
+        return claim_settings
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("learner.state.LearningSettings.model_validate", overflowing)
+        worker.tick()
+    assert scene.states() == {("trained", None): 4, ("ready", None): 4}
 
 
 @pytest.mark.parametrize("damage", ["missing", "another update's critic", "another head"])
@@ -302,6 +339,8 @@ def test_a_policy_that_cannot_be_prepared_does_not_stop_the_others(
     assert scene.states() == {("trained", None): 4}
     (event,) = scene.events("prepare_failed")
     assert "Version 0 of a" in event.message
+    with scene.database.read() as session:
+        assert (get_policy(session, "a").idle_reason or "").startswith("resting: Version 0 of a could not be written")
 
 
 def test_two_policies_do_not_mix(
