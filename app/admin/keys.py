@@ -24,7 +24,7 @@ class NewKey(Body):
     scopes: list[str]
     """inference, feedback, admin."""
     policy: str | None = None
-    """The only policy it may use; absent: every policy."""
+    """The only policy it may use; absent: every policy. Not together with the scope admin."""
 
 
 @router.get("/keys")

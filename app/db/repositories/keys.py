@@ -28,13 +28,21 @@ def create_key(
         secret: a secret that exists already, such as the one in admin.key. Storing it twice gives the same row.
 
     Raises:
-        InvalidRequest: no scope, or an unknown one. NotFound: no such policy. Conflict: the secret was revoked.
+        InvalidRequest: no scope, an unknown one, or `admin` for one policy only. NotFound: no such policy.
+        Conflict: the secret was revoked.
     """
     unknown = sorted(set(scopes) - set(SCOPES))
     if unknown or not scopes:
         problem = f"unknown scope {unknown[0]!r}" if unknown else "a key without a scope can do nothing"
         raise InvalidRequest(
             f"{problem}; give one or more of {', '.join(SCOPES)}", code="invalid_scopes", param="scopes"
+        )
+    if policy is not None and "admin" in scopes:
+        raise InvalidRequest(
+            "a key with the scope 'admin' reaches every policy and makes keys, so it cannot be bound to one; leave out "
+            "'policy', or make a key with 'inference' and 'feedback' only",
+            code="invalid_scopes",
+            param="policy",
         )
     if not name or len(name) > 128:
         raise InvalidRequest("a key's name has 1 to 128 characters", code="invalid_name", param="name")

@@ -277,7 +277,8 @@ ADMIN_ERRORS = [
     ("POST", "/admin/policies", {"name": "p", "base_model": "/no/such/dir"}, 400, "invalid_value"),
     ("POST", "/admin/keys", {"name": "k", "scopes": []}, 400, "invalid_scopes"),
     ("POST", "/admin/keys", {"name": "k", "scopes": ["root"]}, 400, "invalid_scopes"),
-    ("POST", "/admin/keys", {"name": "k", "scopes": ["admin"], "policy": "nobody"}, 404, "model_not_found"),
+    ("POST", "/admin/keys", {"name": "k", "scopes": ["feedback"], "policy": "nobody"}, 404, "model_not_found"),
+    ("POST", "/admin/keys", {"name": "k", "scopes": ["feedback", "admin"], "policy": "default"}, 400, "invalid_scopes"),
     ("POST", "/admin/keys", {"scopes": ["admin"]}, 400, "missing_field"),
 ]
 
