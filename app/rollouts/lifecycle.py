@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -27,6 +27,9 @@ from app.rollouts.claimed import Logprobs, Tokens
 from app.rollouts.parents import find_parent
 from app.rollouts.states import TRANSITIONS, InteractionState, RolloutState, SkipReason
 from app.rollouts.trainability import Outcome, verdict
+
+TICK = timedelta(microseconds=1)
+"""The finest step of time that every database keeps."""
 
 
 class IllegalTransition(Exception):
@@ -103,7 +106,8 @@ def begin_interaction(session: Session, new: NewInteraction) -> Begun:
             detail=detail,
             request=new.request,
             replica=new.replica,
-            started_at=now,
+            # the clock may have stepped back since; whoever reads them in this order must meet the parent first
+            started_at=max([now, *(row.started_at + TICK for row in earlier if row.id == parent_id)]),
         )
     )
     session.flush()

@@ -104,10 +104,16 @@ def as_uuid(text: str) -> UUID | None:
 
 
 def completed_interactions(session: Session, rollout_id: UUID) -> list[Any]:
-    """(id, parent_id, new_prompt_ids, completion_ids) of what can be continued, parents before children."""
+    """(id, parent_id, new_prompt_ids, completion_ids, started_at) of what can be continued, parents before children."""
     return list(
         session.execute(
-            select(Interaction.id, Interaction.parent_id, Interaction.new_prompt_ids, Interaction.completion_ids)
+            select(
+                Interaction.id,
+                Interaction.parent_id,
+                Interaction.new_prompt_ids,
+                Interaction.completion_ids,
+                Interaction.started_at,
+            )
             .where(Interaction.rollout_id == rollout_id, Interaction.state == InteractionState.COMPLETED)
             .order_by(Interaction.started_at, Interaction.id)
         )

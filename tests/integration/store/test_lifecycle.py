@@ -3,18 +3,21 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from uuid_utils.compat import uuid7
 
-from app.db.models import Rollout
+from app.db.models import Interaction, Rollout
 from app.db.repositories.keys import create_key
 from app.db.repositories.policies import create_policy
 from app.db.repositories.rollouts import sampled
 from app.db.session import Database
+from app.db.types import clock
 from app.errors import Conflict, NotFound
 from app.rollouts.lifecycle import abort_interaction, close_rollout, complete_interaction, find_rollout
+from app.rollouts.segments import segments
 from app.rollouts.states import SkipReason
 from tests.integration.store.world import SMALL, World, completed
 
@@ -231,3 +234,22 @@ def test_what_was_sampled_in_a_page_of_rollouts(world: World) -> None:
         page = sampled(session, [chat, running])
     assert (page[chat].interactions, page[chat].versions, page[chat].completion_tokens) == (3, (0, 2), 5)
     assert (page[running].interactions, page[running].versions, page[running].completion_tokens) == (1, (0,), 0)
+
+
+def test_a_clock_that_steps_back_does_not_put_a_child_before_its_parent(world: World) -> None:
+    first = world.call("chat", [1], [2])
+    with world.database.write() as session:
+        later = clock(session) + timedelta(hours=1)
+        session.execute(update(Interaction).values(started_at=later))
+    second = world.call("chat", [1, 2, 3], [4])
+    third = world.call("chat", [1, 2, 3, 4, 5], [6])
+    assert (second.parent_id, third.parent_id) == (first.interaction_id, second.interaction_id)
+    world.feedback(1.0, rollout="chat")
+    world.rewarded()
+    (chat,) = [r for r in world.batch().rollouts if r.id == first.rollout_id]
+    whole = [first.interaction_id, second.interaction_id, third.interaction_id]
+    assert [i.id for i in chat.interactions] == whole
+    assert segments(chat.interactions) == [[0, 1, 2]]
+    # never at one instant: ids come from several processes and may be out of order
+    times = [world.interaction(i).started_at for i in whole]
+    assert times[0] < times[1] < times[2]
