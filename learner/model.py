@@ -25,6 +25,10 @@ from learner.attention import PACKED_ATTENTION, PrefixKv, Rows
 from learner.plan import BatchPlan, MicroBatch, PrefixGroup, plan_batch
 from learner.trajectory import Trajectory
 
+HEAD_INPUT_RMS = 0.2
+"""Root mean square of the value head's inputs. A decoder's states are large and have much in common, so that one
+AdamW step on the head would move all values at once by a multiple of a reward (SmolLM2: by 0.3 at 5e-4)."""
+
 Role = Literal["base", "policy", "value"]
 Loss = Callable[[Tensor, MicroBatch], Tensor]
 """((n, H) states, micro-batch) -> scalar, this micro-batch's share of the batch's loss."""
@@ -113,7 +117,8 @@ class LearnerModel:
 
     def values(self, states: Tensor) -> Tensor:
         """(n,) float32 V(s_t): of the state before each action token, under the value model."""
-        return self.value_head(states.float()).squeeze(-1)
+        states = nn.functional.rms_norm(states.float(), states.shape[-1:]) * HEAD_INPUT_RMS
+        return self.value_head(states).squeeze(-1)
 
     def top_logprobs(self, role: Role, prompts: Sequence[Sequence[int]], k: int) -> list[list[tuple[int, float]]]:
         """Per prompt (token ids), the k likeliest next tokens at T = 1: (token, log-prob in nats), best first."""

@@ -75,6 +75,7 @@ def run_update(
         if warming_up:
             policy = [_PolicyPass(model, plan, base_states).read()]
         else:
+            _set_policy_lr(optimisers.policy, settings, updates_done)
             behaviour = torch.cat([t.behaviour_logprobs for t in trajectories])
             policy = [
                 _policy_step(model, optimisers.policy, plan, base_states, behaviour, advantages, settings)
@@ -184,6 +185,13 @@ class _PolicyPass:
                 for micro_batch in group.micro_batches:
                     self.logprobs(states[micro_batch.index.to(states.device)], micro_batch)
         return self.reading(None)
+
+
+def _set_policy_lr(optimiser: Optimizer, settings: LearningSettings, updates_done: int) -> None:
+    policy_updates = updates_done - settings.critic_warmup_updates + 1
+    share = min(1.0, policy_updates / (settings.lr_warmup_updates + 1))
+    for group in optimiser.param_groups:
+        group["lr"] = settings.policy_lr * share
 
 
 def _step(optimiser: Optimizer, parameters: Mapping[str, nn.Parameter], clip: float, what: str) -> float:

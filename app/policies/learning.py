@@ -42,11 +42,14 @@ class LearningSettings(BaseModel):
     """Weight of the forward KL(base || pi), the exploration floor of an endpoint that must follow change."""
 
     policy_lr: LearningRate = 5e-4
-    value_lr: LearningRate = 5e-4
+    value_lr: LearningRate = 1e-3
     policy_grad_clip: float = Field(1.0, gt=0)
     value_grad_clip: float = Field(10.0, gt=0)
     critic_warmup_updates: int = Field(3, ge=0, le=LARGEST)
     """The first updates train the critic alone; they make no policy version."""
+    lr_warmup_updates: int = Field(4, ge=0, le=LARGEST)
+    """After them the policy's learning rate rises linearly over this many updates: AdamW's first steps have full
+    length whatever the gradient's noise."""
 
     lora_rank: Count = 16
     lora_alpha: Count = 32
@@ -74,6 +77,7 @@ class LearningSettings(BaseModel):
 PAPER: dict[str, Any] = {
     "policy_steps": 1,
     "critic_warmup_updates": 10,
+    "lr_warmup_updates": 0,
     "whiten_advantages": True,
     "anchor_coefficient": 0.0,
 }

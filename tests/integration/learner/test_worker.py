@@ -396,7 +396,7 @@ def test_stop_claims_nothing_more(scene: Scene, new_worker: NewWorker) -> None:
 
 def test_learning_raises_the_reward(settings: Settings, database: Database, tiny_model: Path) -> None:
     """Even tokens earn 1: their share rises, on prompts that were not trained too."""
-    learning = LEARNING.model_copy(update={"rollouts_per_update": 32, "min_rollouts": 32})
+    learning = LEARNING.model_copy(update={"rollouts_per_update": 32, "min_rollouts": 32, "lr_warmup_updates": 0})
     scene = Scene(settings, database, tiny_model, learning)
     for _ in range(4 * 32):
         scene.rollout(action_tokens=1)

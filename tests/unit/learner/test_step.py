@@ -218,3 +218,13 @@ def test_a_policy_gradient_that_is_not_finite_leaves_the_policy_alone(model: Lea
     with pytest.raises(TrainingDiverged, match="the policy's gradient is not finite"):
         update(model, two_prefix_batch(), settings())
     assert all(torch.equal(p.nan_to_num(7.0), before[n].nan_to_num(7.0)) for n, p in model.policy_parameters.items())
+
+
+def test_the_learning_rate_rises_over_the_first_policy_updates(model: LearnerModel) -> None:
+    chosen = settings(critic_warmup_updates=2, lr_warmup_updates=3, policy_steps=1)
+    optimisers = build_optimisers(model, chosen)
+    rates = []
+    for done in range(2, 8):
+        run_update(model, optimisers, two_prefix_batch(), chosen, done)
+        rates.append(optimisers.policy.param_groups[0]["lr"] / chosen.policy_lr)
+    assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
