@@ -15,7 +15,7 @@ from peft import PeftModel
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from app.engine.client import ControlClient
-from tests.contract.tiny_model import build_adapter, build_base_model
+from tests.contract.tiny_model import CONTEXT, build_adapter, build_base_model
 from tests.integration.service.servers import serving
 from tests.integration.service.world import World, found_world
 from tests.tiny_tokenizer import SMOLLM2_TEMPLATE
@@ -153,6 +153,6 @@ def test_many_at_once_are_all_logged(real: World):
 
 def test_a_prompt_beyond_the_engines_context(real: World):
     with real.http() as http:
-        reply = http.post("/v1/completions", json={"model": "default", "prompt": [5] * 256})
+        reply = http.post("/v1/completions", json={"model": "default", "prompt": [5] * CONTEXT})
     assert reply.status_code == 400
     assert reply.json()["error"]["code"] == "context_length_exceeded"
