@@ -65,6 +65,8 @@ class LearnWorker:
         self._stopping = threading.Event()
         self._state: LearnerState | None = None
         self._resting_until: dict[UUID, float] = {}
+        self._turn = UUID(int=0)
+        """The policy whose turn was last."""
 
     def stop(self) -> None:
         """Claim no further update. The one under way is finished; if the process is killed first, its lease runs out
@@ -79,7 +81,10 @@ class LearnWorker:
         """
         with self._database.read() as session:
             policies = list_policies(session)
-        for policy in policies:
+        # whatever one policy's turn raises ends the tick; the next one begins behind it, so that it starves no other
+        behind = sum(policy.id <= self._turn for policy in policies)
+        for policy in policies[behind:] + policies[:behind]:
+            self._turn = policy.id
             if self._stopping.is_set():
                 return
             if time.monotonic() < self._resting_until.get(policy.id, 0.0):

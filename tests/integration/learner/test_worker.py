@@ -10,12 +10,15 @@ from collections.abc import Callable
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from sqlalchemy import update as sql_update
+from sqlalchemy.orm import Session
 from transformers import AutoModelForCausalLM
 
 import learner.update
@@ -24,6 +27,8 @@ from app.db.models import Policy, Update
 from app.db.repositories.policies import get_policy
 from app.db.session import Database
 from app.db.types import clock
+from app.rollouts.claimed import Claim
+from app.rollouts.learning import Idle
 from app.settings import Settings
 from learner.artifacts import sha256_of
 from learner.update_files import ORPHANED_AFTER_S
@@ -341,6 +346,28 @@ def test_a_policy_that_cannot_be_prepared_does_not_stop_the_others(
     assert "Version 0 of a" in event.message
     with scene.database.read() as session:
         assert (get_policy(session, "a").idle_reason or "").startswith("resting: Version 0 of a could not be written")
+
+
+def test_a_policy_whose_turn_fails_does_not_starve_the_others(
+    scene: Scene, new_worker: NewWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tick says so, and the next one begins behind that policy."""
+    with scene.database.write() as session:
+        session.add(Policy(name="a", base_model="/nowhere", settings={}, head=0, id=UUID(int=1)))
+    scene.rollouts(4)
+    claim_update = learner.worker.claim_update
+
+    def claim(session: Session, policy_id: UUID, **changes: Any) -> Claim | Idle:
+        if policy_id == UUID(int=1):
+            raise LookupError("its head has no row")
+        return claim_update(session, policy_id, **changes)
+
+    monkeypatch.setattr(learner.worker, "claim_update", claim)
+    worker = new_worker()
+    for _ in range(2):
+        with pytest.raises(LookupError, match="no row"):
+            worker.tick()
+    assert scene.states() == {("trained", None): 4}
 
 
 def test_two_policies_do_not_mix(
