@@ -5,7 +5,11 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from time import monotonic, sleep
 from uuid import uuid4
+
+PROBED_S = 0.5
+"""Longer than a look at the lock takes."""
 
 
 class HomeInUse(RuntimeError):
@@ -22,30 +26,43 @@ class HomeLock:
         """
         home.mkdir(parents=True, exist_ok=True)
         self._file = (home / "up.lock").open("a+")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not self._locked():
             self._file.seek(0)
             holder = self._file.read().strip() or "unknown"
             self._file.close()
             raise HomeInUse(
                 f"{home} is in use by process {holder}. Stop that one first, or choose another EVERGREEN_HOME."
-            ) from None
+            )
         self._file.truncate(0)
         self._file.write(str(os.getpid()))
         self._file.flush()
+
+    def _locked(self) -> bool:
+        """A look by `is_held` takes a moment; a holder stays."""
+        until = monotonic() + PROBED_S
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if monotonic() > until:
+                    return False
+                sleep(PROBED_S / 10)
+            else:
+                return True
 
     def release(self) -> None:
         self._file.close()
 
 
 def is_held(home: Path) -> bool:
+    """Looks without taking the home: the shared lock keeps no other look away, and a new holder waits for it."""
     if not (home / "up.lock").exists():
         return False
-    try:
-        HomeLock(home).release()
-    except HomeInUse:
-        return True
+    with (home / "up.lock").open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
     return False
 
 

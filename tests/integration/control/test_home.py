@@ -1,9 +1,11 @@
 """The home's lock, busy ports, and `reset`."""
 
+import fcntl
 import os
 import socket
 import sys
 from pathlib import Path
+from threading import Timer
 
 import httpx
 import pytest
@@ -35,6 +37,19 @@ def test_a_home_has_one_holder_who_is_named(home: Path) -> None:
         HomeLock(home)
     lock.release()
     assert not is_held(home)
+
+
+def test_a_look_at_the_lock_is_in_nobodys_way(home: Path) -> None:
+    HomeLock(home).release()
+    written = (home / "up.lock").read_text()
+    with (home / "up.lock").open() as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        assert not is_held(home), "another look is no holder"
+        assert (home / "up.lock").read_text() == written
+        ending = Timer(0.2, lambda: fcntl.flock(looking, fcntl.LOCK_UN))
+        ending.start()
+        HomeLock(home).release()
+        ending.join()
 
 
 def test_the_lock_dies_with_its_holder(home: Path, tmp_path: Path) -> None:
