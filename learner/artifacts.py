@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import UUID, uuid4
 
+from app.policies.files import delete_directory, is_older_than
+
 TEMPORARY_PREFIX = ".tmp-"
 
 
@@ -94,9 +96,9 @@ def sweep_unreferenced(parent: Path, keep: Collection[str], older_than_s: float)
         return []
     limit = time.time() - older_than_s
     children = [p for p in sorted(parent.iterdir()) if p.is_dir()]  # lock files stay
-    swept = [p for p in children if p.name not in keep and p.stat().st_mtime < limit]
+    swept = [p for p in children if p.name not in keep and is_older_than(p, limit)]
     for path in swept:
-        shutil.rmtree(path)
+        delete_directory(path)
     return swept
 
 

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
+from app.policies.files import delete_directory, modified_ns
+from learner.artifacts import TEMPORARY_PREFIX
 from learner.model import LearnerModel
 from learner.optimisers import Optimisers
 
@@ -98,11 +99,11 @@ def load_checkpoint(directory: Path, model: LearnerModel, optimisers: Optimisers
 
 def keep_newest(checkpoints: Path, current: Path, count: int = 3) -> list[Path]:
     """Deletes all but the newest `count` checkpoints, `current` always among them; returns the deleted ones."""
-    complete = [p for p in checkpoints.iterdir() if (p / STATE).is_file() and p.resolve() != current.resolve()]
-    complete.sort(key=lambda p: (p / STATE).stat().st_mtime_ns, reverse=True)
-    deleted = complete[count - 1 :]
+    others = [p for p in checkpoints.iterdir() if p.name != current.name and not p.name.startswith(TEMPORARY_PREFIX)]
+    written = {path: at for path in others if (at := modified_ns(path / STATE)) is not None}
+    deleted = sorted(written, key=lambda path: written[path], reverse=True)[count - 1 :]
     for path in deleted:
-        shutil.rmtree(path)
+        delete_directory(path)
     return deleted
 
 

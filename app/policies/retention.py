@@ -4,7 +4,6 @@ Directories are named after updates (docs/architecture.md, Contract 4). What no 
 older than any work in progress can be; that takes temporary directories of killed processes too.
 """
 
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from app.db.repositories.policies import list_policies
 from app.db.repositories.retention import clear_bodies, spent_checkpoints, take_old_versions, version_directories
 from app.db.repositories.rollouts import as_uuid
 from app.db.session import Database
+from app.policies.files import delete_directory, is_older_than
 
 ORPHAN_AGE_S = 3600.0
 BODIES_AT_ONCE = 500
@@ -104,10 +104,10 @@ def _directories(folder: Path) -> list[Path]:
 
 
 def _is_old(path: Path) -> bool:
-    return path.stat().st_mtime < time.time() - ORPHAN_AGE_S
+    return is_older_than(path, time.time() - ORPHAN_AGE_S)
 
 
 def _delete(path: Path) -> None:
     if path.is_dir():
-        shutil.rmtree(path)
+        delete_directory(path)
         log.info("files_deleted", path=str(path))

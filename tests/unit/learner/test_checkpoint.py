@@ -106,5 +106,7 @@ def test_the_newest_three_are_kept(tmp_path: Path) -> None:
         (directory / "state.json").write_text(json.dumps({"updates_done": number}))
         os.utime(directory / "state.json", (1_000 + number, 1_000 + number))
     (tmp_path / ".tmp-being-written").mkdir()
+    (tmp_path / ".tmp-being-written" / "state.json").write_text("{}")
+    (tmp_path / "not-whole").mkdir()
     assert {p.name for p in keep_newest(tmp_path, tmp_path / "c1")} == {"c0", "c2"}
-    assert {p.name for p in tmp_path.iterdir()} == {"c1", "c3", "c4", ".tmp-being-written"}
+    assert {p.name for p in tmp_path.iterdir()} == {"c1", "c3", "c4", ".tmp-being-written", "not-whole"}
