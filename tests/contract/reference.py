@@ -12,7 +12,7 @@ class Reference:
     """Base model and its adapters."""
 
     def __init__(self, base: Path, adapters: dict[str, Path], dtype: torch.dtype = torch.float32):
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, attn_implementation="eager").eval()
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype).eval()
         first, *others = adapters.items()
         self._model = PeftModel.from_pretrained(model, first[1], adapter_name=first[0])
         for name, path in others:

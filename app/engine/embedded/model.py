@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from app.engine.embedded.adapters import Adapter
@@ -37,6 +37,7 @@ class PackedModel:
         )
         self._batch = LoraBatch([])
         self.linear_layers = wrap_linear_layers(self._model, self._model.get_output_embeddings(), self._batch)
+        self._model.set_output_embeddings(_Float32Head(self._model.get_output_embeddings()))
         self._memory = KvMemory(options.num_blocks)
         # allocates the KV memory of every layer, and fails here if the architecture does something unknown
         self.forward([0], [Rows(0, 1, [0])], [None], [0])
@@ -59,8 +60,23 @@ class PackedModel:
             logits_to_keep=torch.tensor(wanted, dtype=torch.int64),
             kv=KvPass(self._memory, rows, self.dtype),
         )
-        logits: Tensor = output.logits[0].float()
+        logits: Tensor = output.logits[0]
         return logits
+
+
+class _Float32Head(nn.Module):
+    """The output layer in float32, whatever the model's dtype: a logit of 20 in bfloat16 is rounded by up to 0.06."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, head: nn.Linear) -> None:
+        super().__init__()
+        self.register_buffer("weight", head.weight.detach().float(), persistent=False)
+        self.register_buffer("bias", None if head.bias is None else head.bias.detach().float(), persistent=False)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return nn.functional.linear(states.float(), self.weight, self.bias)
 
 
 def _segments(rows: Sequence[Rows], adapters: Sequence[Adapter | None]) -> list[tuple[int, int, Adapter]]:
