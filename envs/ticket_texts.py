@@ -1,7 +1,7 @@
 """Support tickets of three intents: sentence patterns times what people fill in, thousands of distinct tickets.
 
-The patterns differ in wording and length, so that what the tickets of an intent share is what the customer wants.
-No text names a queue.
+Every ticket starts with its subject, one word for the intent, as the form of a ticket system has it; the patterns
+differ in wording and length. No text names a queue.
 """
 
 import random
@@ -147,7 +147,7 @@ def draw_tickets(intent: str, count: int, rng: random.Random) -> list[str]:
             if body in seen:
                 continue
             seen.add(body)
-            tickets.append(rng.choice(_OPENERS) + body + rng.choice(_CLOSERS))
+            tickets.append(f"{intent.capitalize()}: {rng.choice(_OPENERS)}{body}{rng.choice(_CLOSERS)}")
             if len(tickets) == count:
                 return tickets
     raise ValueError(f"the patterns do not yield {count} different {intent} tickets; ask for fewer")

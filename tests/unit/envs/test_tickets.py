@@ -38,7 +38,8 @@ def test_held_out_bodies_differ_from_training_bodies_not_only_in_greeting() -> N
     environment = Tickets(11)
 
     def bodies(tickets: list[str]) -> set[str]:
-        greeting = r"^(Hello|Hi there|Good morning|Hi team|Dear support|Hey)\. "
+        subject = "(Payment|Delivery|Access): "
+        greeting = rf"^{subject}((Hello|Hi there|Good morning|Hi team|Dear support|Hey)\. )?"
         ending = r" (Please help\.|Thanks\.|What should I do\?|Can you check\?|It is urgent\.)$"
         return {re.sub(ending, "", re.sub(greeting, "", text)) for text in tickets}
 
@@ -106,6 +107,14 @@ def test_the_prompt_is_the_same_in_all_phases_and_ends_with_the_ticket() -> None
     assert [m["content"] for m in environment.held_out(1)[4].messages] == [
         m["content"] for m in environment.held_out(3)[4].messages
     ]
+
+
+def test_every_ticket_starts_with_the_subject_of_its_intent() -> None:
+    environment = Tickets(3)
+    examples = [ticket for ticket, _ in environment.examples]
+    for ticket in environment.training + environment.held_out_tickets + examples:
+        subject, _, body = ticket.text.partition(": ")
+        assert (subject.lower(), bool(body)) == (ticket.intent, True), ticket.text
 
 
 def test_no_ticket_names_a_queue_or_a_colour() -> None:
