@@ -7,7 +7,7 @@ over the action tokens of the whole batch, whatever the micro-batches.
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from uuid import UUID
@@ -24,8 +24,9 @@ from learner.optimisers import Optimisers
 from learner.plan import BatchPlan, MicroBatch
 from learner.sao.advantages import gae, policy_lambda, whiten
 from learner.sao.anchor import forward_kl
+from learner.sao.centring import centring_loss, common_pushes, push_sums
 from learner.sao.health import entropy
-from learner.sao.objective import dis_accepted, policy_loss
+from learner.sao.objective import dis_accepted, dis_weights, policy_loss
 from learner.sao.value import lambda_returns, value_loss
 from learner.trajectory import Trajectory
 
@@ -76,10 +77,9 @@ def run_update(
             policy = [_PolicyPass(model, plan, base_states).read()]
         else:
             _set_policy_lr(optimisers.policy, settings, updates_done)
-            behaviour = torch.cat([t.behaviour_logprobs for t in trajectories])
+            batch = _PolicyBatch(trajectories, advantages, settings)
             policy = [
-                _policy_step(model, optimisers.policy, plan, base_states, behaviour, advantages, settings)
-                for _ in range(settings.policy_steps)
+                _policy_step(model, optimisers.policy, plan, base_states, batch) for _ in range(settings.policy_steps)
             ]
     return UpdateResult(
         health=health_figures(trajectories, critic, values, advantages, policy, settings.dis_band),
@@ -118,33 +118,72 @@ def _critic_step(
 
 
 def _policy_step(
-    model: LearnerModel,
-    optimiser: Optimizer,
-    plan: BatchPlan,
-    base_states: Tensor | None,
-    behaviour: Tensor,
-    advantages: Tensor,
-    settings: LearningSettings,
+    model: LearnerModel, optimiser: Optimizer, plan: BatchPlan, base_states: Tensor | None, batch: "_PolicyBatch"
 ) -> PolicyReading:
     policy_pass = _PolicyPass(model, plan, base_states)
+    settings = batch.settings
+    micro_batches = [m for group in plan.groups for m in group.micro_batches]
+    common: Tensor | None = None
+    if settings.centring > 0 and len(micro_batches) > 1:  # a single one's own forward pass has all that it takes
+        states = model.read_states("policy", plan)
+        with torch.no_grad():
+            common = batch.common_pushes(
+                (micro_batch, policy_pass.logprobs(states[micro_batch.index.to(states.device)], micro_batch))
+                for micro_batch in micro_batches
+            )
 
     def loss(states: Tensor, micro_batch: MicroBatch) -> Tensor:
-        taken, anchor = policy_pass.logprobs(states, micro_batch)
-        objective = policy_loss(
-            taken,
-            behaviour[micro_batch.index].to(taken.device),
-            advantages[micro_batch.index].to(taken.device),
-            settings.dis_band,
-            plan.token_count,
-        )
-        if anchor is None:
-            return objective
-        return objective + settings.anchor_coefficient * anchor.sum() / plan.token_count
+        logprobs = policy_pass.logprobs(states, micro_batch)
+        result = batch.loss(logprobs, micro_batch, plan.token_count)
+        if settings.centring > 0:
+            pushes = batch.common_pushes([(micro_batch, logprobs)]) if common is None else common
+            opening = batch.opening[micro_batch.index].to(logprobs.device)
+            result = result + centring_loss(logprobs, opening, pushes, settings.centring, plan.token_count)
+        if base_states is not None:
+            anchor = policy_pass.anchor(logprobs, micro_batch)
+            result = result + settings.anchor_coefficient * anchor.sum() / plan.token_count
+        return result
 
     optimiser.zero_grad()
     model.accumulate_gradients("policy", plan, loss)
     grad_norm = _step(optimiser, model.policy_parameters, settings.policy_grad_clip, "policy")
     return policy_pass.reading(grad_norm)
+
+
+class _PolicyBatch:
+    """What the objective needs of a batch's N action tokens, in flat order."""
+
+    def __init__(self, trajectories: Sequence[Trajectory], advantages: Tensor, settings: LearningSettings) -> None:
+        self.settings = settings
+        self.opening = torch.cat([t.opening for t in trajectories])
+        self._behaviour = torch.cat([t.behaviour_logprobs for t in trajectories])
+        self._advantages = advantages
+        self._action_ids = torch.cat([t.token_ids[t.action_positions] for t in trajectories])
+
+    def loss(self, logprobs: Tensor, micro_batch: MicroBatch, token_count: int) -> Tensor:
+        """logprobs: (n, V) of the micro-batch's tokens. Its share of SAO's objective, to be minimised."""
+        taken, behaviour, advantages = self._taken(logprobs, micro_batch)
+        return policy_loss(taken, behaviour, advantages, self.settings.dis_band, token_count)
+
+    def common_pushes(self, parts: Iterable[tuple[MicroBatch, Tensor]]) -> Tensor:
+        """(2, V) common pushes of the batch, from all of its micro-batches and their (n, V) log-probs."""
+        pushes: list[Tensor] = []
+        mobilities: list[Tensor] = []
+        for micro_batch, logprobs in parts:
+            taken, behaviour, advantages = self._taken(logprobs.detach(), micro_batch)
+            weights = dis_weights(taken - behaviour, self.settings.dis_band) * advantages
+            ids, opening = (of[micro_batch.index].to(logprobs.device) for of in (self._action_ids, self.opening))
+            sums = push_sums(logprobs, ids, weights, opening)
+            pushes.append(sums[0])
+            mobilities.append(sums[1])
+        return common_pushes(torch.stack(pushes).sum(0), torch.stack(mobilities).sum(0))
+
+    def _taken(self, logprobs: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """(n,) log pi of the sampled tokens, their behaviour log-probs and advantages."""
+        ids, behaviour, advantages = (
+            of[micro_batch.index].to(logprobs.device) for of in (self._action_ids, self._behaviour, self._advantages)
+        )
+        return logprobs.gather(1, ids.unsqueeze(1)).squeeze(1), behaviour, advantages
 
 
 class _PolicyPass:
@@ -158,21 +197,25 @@ class _PolicyPass:
         self._entropy = torch.empty(plan.token_count)
         self._base_kl = torch.empty(plan.token_count if base_states is not None else 0)
 
-    def logprobs(self, states: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Tensor | None]:
-        """(n,) log pi of the micro-batch's action tokens, and (n,) KL(base || pi) if there is an anchor."""
+    def logprobs(self, states: Tensor, micro_batch: MicroBatch) -> Tensor:
+        """(n, V) log pi at the micro-batch's action tokens."""
         index = micro_batch.index
-        temperatures = self._plan.temperatures[index]
-        logprobs = self._model.logprobs(states, temperatures)
-        taken = logprobs.gather(1, self._plan.action_ids[index].to(logprobs.device).unsqueeze(1)).squeeze(1)
-        self._taken[index] = taken.detach().cpu()
+        logprobs = self._model.logprobs(states, self._plan.temperatures[index])
+        taken = logprobs.detach().gather(1, self._plan.action_ids[index].to(logprobs.device).unsqueeze(1)).squeeze(1)
+        self._taken[index] = taken.cpu()
         self._entropy[index] = entropy(logprobs).cpu()
-        if self._base_states is None:
-            return taken, None
+        return logprobs
+
+    def anchor(self, logprobs: Tensor, micro_batch: MicroBatch) -> Tensor:
+        """(n,) KL(base || pi)."""
+        assert self._base_states is not None
+        index = micro_batch.index
         with torch.no_grad():  # the output layer has no adapter, so the base's distributions come from its states
-            base_logprobs = self._model.logprobs(self._base_states[index.to(states.device)], temperatures)
+            base_states = self._base_states[index.to(logprobs.device)]
+            base_logprobs = self._model.logprobs(base_states, self._plan.temperatures[index])
         anchor = forward_kl(base_logprobs, logprobs)
         self._base_kl[index] = anchor.detach().cpu()
-        return taken, anchor
+        return anchor
 
     def reading(self, grad_norm: float | None) -> PolicyReading:
         return PolicyReading(self._taken, self._entropy, self._base_kl, grad_norm)
@@ -183,7 +226,9 @@ class _PolicyPass:
         with torch.no_grad():
             for group in self._plan.groups:
                 for micro_batch in group.micro_batches:
-                    self.logprobs(states[micro_batch.index.to(states.device)], micro_batch)
+                    logprobs = self.logprobs(states[micro_batch.index.to(states.device)], micro_batch)
+                    if self._base_states is not None:
+                        self.anchor(logprobs, micro_batch)
         return self.reading(None)
 
 
@@ -210,7 +255,7 @@ def _read_values(model: LearnerModel, plan: BatchPlan) -> Tensor:
 
 
 def _advantages(trajectories: Sequence[Trajectory], values: Tensor, settings: LearningSettings) -> Tensor:
-    """(N,): GAE per trajectory, with lambda by the length of its rollout; whitened over the batch if so set."""
+    """(N,): GAE per trajectory, lambda by the length of its rollout; whitened over the batch if so set."""
     advantages = torch.cat(
         [
             gae(t.rewards, v, settings.gamma, policy_lambda(t.rollout_action_tokens, settings.alpha))

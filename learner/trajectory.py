@@ -34,6 +34,13 @@ class Trajectory:
     rollout_action_tokens: int
     """l of the policy's lambda: trained action tokens of the whole rollout, all segments."""
 
+    @property
+    def opening(self) -> Tensor:
+        """(T,) bool: which action tokens open an action, that is, follow context."""
+        opening = torch.ones(self.action_positions.numel(), dtype=torch.bool)
+        opening[1:] = self.action_positions.diff() > 1
+        return opening
+
     def __post_init__(self) -> None:
         count = self.action_positions.numel()
         for name in ("behaviour_logprobs", "rewards", "temperatures", "staleness", "interaction_index"):

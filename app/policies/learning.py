@@ -30,7 +30,7 @@ class LearningSettings(BaseModel):
     """Open interval of accepted ratios pi / pi_b (Eq. 1-3)."""
     critic_steps: Count = 2
     """K: full-batch critic steps before the policy's."""
-    policy_steps: Count = 3
+    policy_steps: Count = 2
     """Full-batch policy steps per update; the ratios are recomputed before each."""
     alpha: float = Field(1.5, gt=0)
     """lambda_policy = 1 - 1 / (alpha * l), l = action tokens of the rollout."""
@@ -40,8 +40,11 @@ class LearningSettings(BaseModel):
     whiten_floor: float = Field(0.1, gt=0)
     anchor_coefficient: float = Field(0.05, ge=0)
     """Weight of the forward KL(base || pi), the exploration floor of an endpoint that must follow change."""
+    centring: float = Field(0.95, ge=0, le=1)
+    """How much of the batch's mean push on the logits is taken out of the policy's gradient: the noise that moves all
+    answers together. 0: the paper's objective."""
 
-    policy_lr: LearningRate = 5e-4
+    policy_lr: LearningRate = 1.5e-4
     value_lr: LearningRate = 1e-3
     policy_grad_clip: float = Field(1.0, gt=0)
     value_grad_clip: float = Field(10.0, gt=0)
@@ -80,5 +83,6 @@ PAPER: dict[str, Any] = {
     "lr_warmup_updates": 0,
     "whiten_advantages": True,
     "anchor_coefficient": 0.0,
+    "centring": 0.0,
 }
 """The paper's exact setting as far as it states one; on LoRA it keeps LoRA's learning rates."""

@@ -85,12 +85,18 @@ def reference_advantages(batch: list[Trajectory], values: Tensor, chosen: Learni
     return result
 
 
-@pytest.mark.parametrize("whiten", [False, True])
+@pytest.mark.parametrize(("whiten", "centring"), [(False, 0.0), (True, 0.0), (False, 0.9)])
 def test_the_policy_step_is_the_documented_gradient(
-    model: LearnerModel, tiny_model: Path, tmp_path: Path, whiten: bool
+    model: LearnerModel, tiny_model: Path, tmp_path: Path, whiten: bool, centring: float
 ) -> None:
     """Against plain transformers and peft, one unpadded sequence at a time, one AdamW step."""
-    chosen = settings(policy_steps=1, gamma=0.9, whiten_advantages=whiten, anchor_coefficient=0.1)
+    chosen = settings(
+        policy_steps=1,
+        gamma=0.9,
+        whiten_advantages=whiten,
+        anchor_coefficient=0.1,
+        centring=centring,
+    )
     start = tmp_path / "start"
     start.mkdir()
     model.export_policy(start)
@@ -115,6 +121,7 @@ def test_the_policy_step_is_the_documented_gradient(
     base = AutoModelForCausalLM.from_pretrained(tiny_model)
     plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), str(start), is_trainable=True)
     loss, place = torch.zeros(()), 0
+    read: list[tuple[bool, Tensor, Tensor]] = []  # per token: opens an action?, log pi, push
     for trajectory in batch:
         ids = trajectory.token_ids.unsqueeze(0)
         logits, base_logits = plain(ids).logits[0], base(ids).logits[0].detach()
@@ -123,10 +130,18 @@ def test_the_policy_step_is_the_documented_gradient(
             anchor = (base_logits[position - 1] / trajectory.temperatures[t]).log_softmax(-1)
             logprob = pi[trajectory.token_ids[position]]
             ratio = (logprob.detach() - trajectory.behaviour_logprobs[t]).exp()
-            if 0.2 < ratio < 4.0:
-                loss = loss - ratio * advantages[place] * logprob
+            weight = ratio * advantages[place] if 0.2 < ratio < 4.0 else torch.zeros(())
+            loss = loss - weight * logprob
+            push = -weight * pi.detach().exp()
+            push[trajectory.token_ids[position]] += weight
+            read.append((position - 1 not in trajectory.action_positions, pi, push))
             loss = loss + 0.1 * (anchor.exp() * (anchor - pi)).sum()
             place += 1
+    for opens in (True, False):
+        kind = [(pi, push) for opening, pi, push in read if opening == opens]
+        mobility = [1 - pi.detach().exp().square().sum() for pi, _ in kind]
+        common = torch.stack([push for _, push in kind]).sum(0) / max(1.0, float(sum(mobility)))
+        loss = loss + sum(centring * m * (common * pi).sum() for m, (pi, _) in zip(mobility, kind, strict=True))
     trained = [p for p in plain.parameters() if p.requires_grad]
     (loss / place).backward()
     norm = torch.nn.utils.clip_grad_norm_(trained, 1.0).item()
@@ -147,7 +162,7 @@ def test_the_policy_step_is_the_documented_gradient(
 def test_what_dis_rejects_does_not_train(model: LearnerModel) -> None:
     batch = [replace(t, behaviour_logprobs=torch.full_like(t.behaviour_logprobs, -40.0)) for t in two_prefix_batch()]
     before = snapshot(model.policy_parameters)
-    result = update(model, batch, settings(anchor_coefficient=0.0))
+    result = update(model, batch, settings(anchor_coefficient=0.0, policy_steps=3))
     assert changed(model.policy_parameters, before) == set()
     assert result.health["masked_high"] == [1.0, 1.0, 1.0]
     assert all(summary.masked_share == 1.0 for summary in result.summaries.values())
