@@ -5,6 +5,7 @@ from typing import Literal
 from uuid import UUID
 
 from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from app.db.models import Policy
@@ -63,8 +64,6 @@ def create_policy(
             code="invalid_reward_range",
             param="reward_min",
         )
-    if session.scalar(select(Policy.id).where(Policy.name == name)) is not None:
-        raise Conflict(f"a policy named {name!r} exists; choose another name", code="policy_exists", param="name")
     policy = Policy(
         name=name,
         base_model=base_model,
@@ -74,8 +73,12 @@ def create_policy(
         reward_min=reward_min,
         reward_max=reward_max,
     )
-    session.add(policy)
-    session.flush()
+    try:
+        with session.begin_nested():
+            session.add(policy)
+    except IntegrityError:
+        message = f"a policy named {name!r} exists; choose another name"
+        raise Conflict(message, code="policy_exists", param="name") from None
     return policy
 
 

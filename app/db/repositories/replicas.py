@@ -1,11 +1,13 @@
 """Engine replicas: which exist, whether they answer, who is at work on them, and what can be routed to them."""
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID
 
 from sqlalchemy import select, update
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from app.db.models import Deployment, Policy, PolicyVersion, Replica
@@ -51,7 +53,8 @@ def sync_replicas(session: Session, urls: Sequence[str]) -> None:
     rows = {row.url: row for row in session.scalars(select(Replica))}
     for url in urls:
         if url not in rows:
-            session.add(Replica(url=url))
+            with suppress(IntegrityError), session.begin_nested():  # another process may add it at the same time
+                session.add(Replica(url=url))
         elif rows[url].removed:
             rows[url].removed = False
     for url, row in rows.items():
