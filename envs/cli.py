@@ -31,7 +31,7 @@ def tickets(
     seed: Annotated[int, typer.Option(help="Draws tickets, examples and mappings.")],
     out: Annotated[Path, typer.Option(help="Directory for the results; must not hold an earlier run.")],
     phases: Annotated[int, typer.Option(min=1, help="Each phase but the first starts with a switch.")] = 3,
-    rollouts_per_phase: Annotated[int, typer.Option(min=1)] = 1280,
+    rollouts_per_phase: Annotated[int, typer.Option(min=1)] = 1120,
     agents: Annotated[int, typer.Option(min=1, help="Requests at once in the closed loop.")] = 16,
     rate: Annotated[
         float | None,

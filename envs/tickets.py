@@ -56,7 +56,7 @@ class Tickets:
         seed: int,
         *,
         phases: int = 3,
-        rollouts_per_phase: int = 1280,
+        rollouts_per_phase: int = 1120,
         training_texts: int = 180,
         held_out_texts: int = 200,
     ) -> None:
