@@ -46,11 +46,11 @@ class Asking:
         self._failing_since: float | None = None
         self._failures_in_a_row = 0
         self._outstanding = 0
-        self._heard_at = monotonic()
+        self._silent_since = monotonic()
 
     def waiting(self) -> str | None:
         """A sentence when requests have been out for a while and none comes back."""
-        seconds = monotonic() - self._heard_at
+        seconds = monotonic() - self._silent_since
         if not self._outstanding or seconds < _SILENCE_S:
             return None
         return f"waiting: no answer to {self._outstanding} requests for {seconds:.0f} s"
@@ -84,6 +84,8 @@ class Asking:
     async def _complete(
         self, model: str, messages: Sequence[Message], sampling: Sampling, train: bool
     ) -> Completion | RequestFailed:
+        if not self._outstanding:  # nobody was asked before
+            self._silent_since = monotonic()
         self._outstanding += 1
         try:
             return await self._connection.complete(model, messages, sampling, train=train)
@@ -91,7 +93,7 @@ class Asking:
             return failure
         finally:
             self._outstanding -= 1
-            self._heard_at = monotonic()
+            self._silent_since = monotonic()
 
     async def look(self, rollout: str) -> RolloutStatus:
         """Where a rollout stands. Raises RequestFailed, which the caller hands to `failed`."""
