@@ -77,7 +77,7 @@ def run_update(
             policy = [_PolicyPass(model, plan, base_states).read()]
         else:
             _set_policy_lr(optimisers.policy, settings, updates_done)
-            batch = _PolicyBatch(trajectories, advantages, settings)
+            batch = _PolicyBatch(plan, trajectories, advantages, settings)
             policy = [
                 _policy_step(model, optimisers.policy, plan, base_states, batch) for _ in range(settings.policy_steps)
             ]
@@ -134,7 +134,7 @@ def _policy_step(
 
     def loss(states: Tensor, micro_batch: MicroBatch) -> Tensor:
         logprobs = policy_pass.logprobs(states, micro_batch)
-        result = batch.loss(logprobs, micro_batch, plan.token_count)
+        result = batch.loss(logprobs, micro_batch)
         if settings.centring > 0:
             pushes = batch.common_pushes([(micro_batch, logprobs)]) if common is None else common
             opening = batch.opening[micro_batch.index].to(logprobs.device)
@@ -153,17 +153,19 @@ def _policy_step(
 class _PolicyBatch:
     """What the objective needs of a batch's N action tokens, in flat order."""
 
-    def __init__(self, trajectories: Sequence[Trajectory], advantages: Tensor, settings: LearningSettings) -> None:
+    def __init__(
+        self, plan: BatchPlan, trajectories: Sequence[Trajectory], advantages: Tensor, settings: LearningSettings
+    ) -> None:
         self.settings = settings
+        self._plan = plan
         self.opening = torch.cat([t.opening for t in trajectories])
         self._behaviour = torch.cat([t.behaviour_logprobs for t in trajectories])
         self._advantages = advantages
-        self._action_ids = torch.cat([t.token_ids[t.action_positions] for t in trajectories])
 
-    def loss(self, logprobs: Tensor, micro_batch: MicroBatch, token_count: int) -> Tensor:
+    def loss(self, logprobs: Tensor, micro_batch: MicroBatch) -> Tensor:
         """logprobs: (n, V) of the micro-batch's tokens. Its share of SAO's objective, to be minimised."""
         taken, behaviour, advantages = self._taken(logprobs, micro_batch)
-        return policy_loss(taken, behaviour, advantages, self.settings.dis_band, token_count)
+        return policy_loss(taken, behaviour, advantages, self.settings.dis_band, self._plan.token_count)
 
     def common_pushes(self, parts: Iterable[tuple[MicroBatch, Tensor]]) -> Tensor:
         """(2, V) common pushes of the batch, from all of its micro-batches and their (n, V) log-probs."""
@@ -172,7 +174,7 @@ class _PolicyBatch:
         for micro_batch, logprobs in parts:
             taken, behaviour, advantages = self._taken(logprobs.detach(), micro_batch)
             weights = dis_weights(taken - behaviour, self.settings.dis_band) * advantages
-            ids, opening = (of[micro_batch.index].to(logprobs.device) for of in (self._action_ids, self.opening))
+            ids, opening = (of[micro_batch.index].to(logprobs.device) for of in (self._plan.action_ids, self.opening))
             sums = push_sums(logprobs, ids, weights, opening)
             pushes.append(sums[0])
             mobilities.append(sums[1])
@@ -181,7 +183,8 @@ class _PolicyBatch:
     def _taken(self, logprobs: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
         """(n,) log pi of the sampled tokens, their behaviour log-probs and advantages."""
         ids, behaviour, advantages = (
-            of[micro_batch.index].to(logprobs.device) for of in (self._action_ids, self._behaviour, self._advantages)
+            of[micro_batch.index].to(logprobs.device)
+            for of in (self._plan.action_ids, self._behaviour, self._advantages)
         )
         return logprobs.gather(1, ids.unsqueeze(1)).squeeze(1), behaviour, advantages
 

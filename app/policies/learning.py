@@ -41,7 +41,7 @@ class LearningSettings(BaseModel):
     anchor_coefficient: float = Field(0.05, ge=0)
     """Weight of the forward KL(base || pi), the exploration floor of an endpoint that must follow change."""
     centring: float = Field(0.95, ge=0, le=1)
-    """How much of the batch's mean push on the logits is taken out of the policy's gradient: the noise that moves all
+    """How much of the batch's common push on the logits is taken out of the policy's gradient: the noise that moves all
     answers together. 0: the paper's objective."""
 
     policy_lr: LearningRate = 1.5e-4

@@ -38,7 +38,7 @@ def push_sums(logprobs: Tensor, action_ids: Tensor, weights: Tensor, opening: Te
 def common_pushes(pushes: Tensor, mobilities: Tensor) -> Tensor:
     """(2, V): what a token of mobility 1 has of its kind's common push. Arguments: `push_sums` of the WHOLE batch.
 
-    A kind whose tokens are all settled has none.
+    Never more than the sum, however settled the tokens are.
     """
     return pushes / mobilities.clamp(min=1.0).unsqueeze(1)
 
