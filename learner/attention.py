@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from learner.joint_attention import joint_attention
+
 PACKED_ATTENTION = "evergreen_packed"
 MAX_SCORES = 2**26
 """Attention scores held at once (256 MiB in float32); with more, keys and values are expanded and fused instead."""
@@ -75,34 +77,13 @@ def packed_attention(
         prefix_k, prefix_v = prefix.keys[layer], prefix.values[layer]
         scores = q.shape[:3].numel() * (prefix_k.shape[1] + q.shape[2])
         if scores <= MAX_SCORES:
-            output = _joint(q, k, v, prefix_k, prefix_v, scaling)
+            output = joint_attention(q, k, v, prefix_k, prefix_v, scaling)
         else:
             batch = q.shape[1]
             k = torch.cat([prefix_k.unsqueeze(1).expand(-1, batch, -1, -1), k], dim=2)
             v = torch.cat([prefix_v.unsqueeze(1).expand(-1, batch, -1, -1), v], dim=2)
             output = _fused(q, k, v, prefix_k.shape[1], scaling)
     return output.flatten(1, 2)[:, rows.unpadded].transpose(0, 1).unsqueeze(0), None
-
-
-def _joint(q: Tensor, k: Tensor, v: Tensor, prefix_k: Tensor, prefix_v: Tensor, scaling: float) -> Tensor:
-    """One softmax over prefix and own row. The prefix's part is one matrix product for the tokens of all rows, so
-    neither its keys and values nor their gradients are ever expanded to B rows. In float32: (heads, B, S, D)."""
-    heads, batch, length, dim = q.shape
-    kv_heads, past = prefix_k.shape[:2]
-    group = heads // kv_heads
-    with torch.autocast(q.device.type, enabled=False):
-        # the query heads of one kv head are neighbours: they become queries of one product, (kv heads, B, group * S, D)
-        q = (q.float() * scaling).view(kv_heads, group, batch, length, dim).transpose(1, 2).flatten(2, 3)
-        future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1).repeat(group, 1)
-        own_scores = (q @ k.float().transpose(-1, -2)).masked_fill(future, float("-inf"))
-        prefix_scores = (q.flatten(1, 2) @ prefix_k.float().transpose(1, 2)).view(kv_heads, batch, -1, past)
-        prefix_weights, own_weights = (
-            torch.cat([prefix_scores, own_scores], dim=-1).softmax(-1).split([past, length], dim=-1)
-        )
-        output = own_weights @ v.float()
-        output = output + (prefix_weights.flatten(1, 2) @ prefix_v.float()).view_as(output)
-        output = output.view(kv_heads, batch, group, length, dim).transpose(1, 2)
-    return output.reshape(heads, batch, length, dim).to(k.dtype)
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, prefix_length: int | None, scaling: float) -> Tensor:

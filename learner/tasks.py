@@ -4,6 +4,7 @@ import os
 from functools import cache
 from typing import Any
 
+import torch
 from celery.signals import worker_init, worker_shutting_down
 
 from app.celery_app import LEARN_TICK, celery_app
@@ -36,6 +37,8 @@ def learn_worker() -> LearnWorker:
 @worker_init.connect
 def _start(**_: Any) -> None:
     os.nice(max(0, NICENESS - os.nice(0)))
+    # far below every rounding error, but a CPU takes ten times as long over them: attention weights have many
+    torch.set_flush_denormal(True)
     learn_worker()
 
 
