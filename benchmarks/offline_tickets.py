@@ -30,6 +30,7 @@ from envs.tickets import Tickets
 from learner.model import LearnerModel
 from learner.optimisers import build_optimisers
 from learner.prepare import ensure_base_model, write_version_zero
+from learner.shortfall import reward_shortfall
 from learner.step import run_update
 
 COLUMNS = (
@@ -50,6 +51,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="CSV file; the summary lands beside it as .json")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    torch.set_flush_denormal(True)  # as the learn worker does
     changes = {name: json.loads(value) for name, value in (item.split("=", 1) for item in arguments.set)}
     learning = LearningSettings(**changes)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +89,8 @@ class Run:
                 episodes = [self.environment.reset(rollouts + i, phase) for i in range(batch)]
                 trajectories, scores, other = self._sample(episodes, self.older[0], rollouts)
                 sampled = time.perf_counter()
-                result = run_update(self.model, self.optimisers, trajectories, self.learning, done)
+                shortfall = reward_shortfall(scores, -1.0, 1.0)  # the default policy's range
+                result = run_update(self.model, self.optimisers, trajectories, self.learning, done, shortfall)
                 ended = time.perf_counter()
                 rewards_of_phase += scores
                 rewards += scores

@@ -47,7 +47,7 @@ def save_checkpoint(
     torch.save(
         {
             **metadata,
-            "policy_optimiser": optimisers.policy.state_dict(),
+            "policy_optimiser": optimisers.policy.state_dict() | {"kind": type(optimisers.policy).__name__},
             "value_optimiser": optimisers.value.state_dict(),
             "rng": torch.get_rng_state(),
         },
@@ -59,7 +59,8 @@ def save_checkpoint(
 def load_checkpoint(directory: Path, model: LearnerModel, optimisers: Optimisers, *, update_id: UUID) -> int:
     """Restores the state after `update_id` into a model and optimisers of the same settings; returns `updates_done`.
 
-    Learning rates and betas stay those of `optimisers`: a policy's settings may have changed since.
+    Learning rates and betas stay those of `optimisers`: a policy's settings may have changed since. If they chose
+    another optimiser, that one starts without moments.
 
     Raises:
         CheckpointMismatch: a file is missing or damaged, belongs to another update, or does not fit the model. Nothing
@@ -90,7 +91,8 @@ def load_checkpoint(directory: Path, model: LearnerModel, optimisers: Optimisers
     set_peft_model_state_dict(model.peft, policy, adapter_name="policy")
     set_peft_model_state_dict(model.peft, value, adapter_name="value")
     model.value_head.load_state_dict(head)
-    _load_moments(optimisers.policy, training["policy_optimiser"])
+    if training["policy_optimiser"].get("kind", "AdamW") == type(optimisers.policy).__name__:
+        _load_moments(optimisers.policy, training["policy_optimiser"])
     _load_moments(optimisers.value, training["value_optimiser"])
     torch.set_rng_state(training["rng"])
     updates_done: int = state["updates_done"]

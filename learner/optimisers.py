@@ -1,4 +1,4 @@
-"""The two optimisers of a policy: AdamW without weight decay, so that nothing pulls an adapter back to the base."""
+"""The two optimisers of a policy. Neither has weight decay: nothing pulls an adapter back to the base."""
 
 from dataclasses import dataclass
 
@@ -6,6 +6,7 @@ from torch.optim import AdamW
 
 from app.policies.learning import LearningSettings
 from learner.model import LearnerModel
+from learner.preconditioned import Preconditioned
 
 BETAS = (0.9, 0.99)
 """A second moment that forgets within 100 steps, since gradients change their scale when the environment changes."""
@@ -13,12 +14,17 @@ BETAS = (0.9, 0.99)
 
 @dataclass(frozen=True)
 class Optimisers:
-    policy: AdamW
+    policy: Preconditioned | AdamW
     value: AdamW
 
 
 def build_optimisers(model: LearnerModel, settings: LearningSettings) -> Optimisers:
+    policy: Preconditioned | AdamW
+    if settings.policy_optimiser == "preconditioned":
+        policy = Preconditioned(model.policy_parameters.items(), lr=settings.policy_lr)
+    else:
+        policy = AdamW(model.policy_parameters.items(), lr=settings.policy_lr, betas=BETAS, weight_decay=0.0)
     return Optimisers(
-        policy=AdamW(model.policy_parameters.items(), lr=settings.policy_lr, betas=BETAS, weight_decay=0.0),
+        policy=policy,
         value=AdamW(model.value_parameters.items(), lr=settings.value_lr, betas=BETAS, weight_decay=0.0),
     )

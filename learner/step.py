@@ -7,7 +7,7 @@ over the action tokens of the whole batch, whatever the micro-batches.
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from uuid import UUID
@@ -22,11 +22,13 @@ from learner.health import CriticStep, PolicyReading, health_figures
 from learner.model import LearnerModel
 from learner.optimisers import Optimisers
 from learner.plan import BatchPlan, MicroBatch
+from learner.policy_batch import PolicyBatch
+from learner.preconditioned import Preconditioned
 from learner.sao.advantages import gae, policy_lambda, whiten
 from learner.sao.anchor import forward_kl
-from learner.sao.centring import centring_loss, common_pushes, push_sums
+from learner.sao.centring import centring_loss
 from learner.sao.health import entropy
-from learner.sao.objective import dis_accepted, dis_weights, policy_loss
+from learner.sao.objective import dis_accepted
 from learner.sao.value import lambda_returns, value_loss
 from learner.trajectory import Trajectory
 
@@ -52,8 +54,11 @@ def run_update(
     trajectories: Sequence[Trajectory],
     settings: LearningSettings,
     updates_done: int,
+    shortfall: float = 1.0,
 ) -> UpdateResult:
     """Trains critic and policy on one batch, in place. `updates_done` counts the policy's earlier updates.
+
+    shortfall: what the policy still has to gain (`reward_shortfall`), the share of `policy_lr` that it moves by.
 
     Raises:
         TrainingDiverged: a loss or gradient is not finite.
@@ -76,8 +81,8 @@ def run_update(
         if warming_up:
             policy = [_PolicyPass(model, plan, base_states).read()]
         else:
-            _set_policy_lr(optimisers.policy, settings, updates_done)
-            batch = _PolicyBatch(plan, trajectories, advantages, settings)
+            _set_policy_lr(optimisers.policy, settings, updates_done, shortfall)
+            batch = PolicyBatch(plan, trajectories, advantages, settings)
             policy = [
                 _policy_step(model, optimisers.policy, plan, base_states, batch) for _ in range(settings.policy_steps)
             ]
@@ -118,7 +123,7 @@ def _critic_step(
 
 
 def _policy_step(
-    model: LearnerModel, optimiser: Optimizer, plan: BatchPlan, base_states: Tensor | None, batch: "_PolicyBatch"
+    model: LearnerModel, optimiser: Optimizer, plan: BatchPlan, base_states: Tensor | None, batch: PolicyBatch
 ) -> PolicyReading:
     policy_pass = _PolicyPass(model, plan, base_states)
     settings = batch.settings
@@ -145,48 +150,12 @@ def _policy_step(
         return result
 
     optimiser.zero_grad()
+    model.policy_moments.take()  # whatever else went backward was not this step
     model.accumulate_gradients("policy", plan, loss)
+    if isinstance(optimiser, Preconditioned):
+        optimiser.observe(model.policy_moments.take())
     grad_norm = _step(optimiser, model.policy_parameters, settings.policy_grad_clip, "policy")
     return policy_pass.reading(grad_norm)
-
-
-class _PolicyBatch:
-    """What the objective needs of a batch's N action tokens, in flat order."""
-
-    def __init__(
-        self, plan: BatchPlan, trajectories: Sequence[Trajectory], advantages: Tensor, settings: LearningSettings
-    ) -> None:
-        self.settings = settings
-        self._plan = plan
-        self.opening = torch.cat([t.opening for t in trajectories])
-        self._behaviour = torch.cat([t.behaviour_logprobs for t in trajectories])
-        self._advantages = advantages
-
-    def loss(self, logprobs: Tensor, micro_batch: MicroBatch) -> Tensor:
-        """logprobs: (n, V) of the micro-batch's tokens. Its share of SAO's objective, to be minimised."""
-        taken, behaviour, advantages = self._taken(logprobs, micro_batch)
-        return policy_loss(taken, behaviour, advantages, self.settings.dis_band, self._plan.token_count)
-
-    def common_pushes(self, parts: Iterable[tuple[MicroBatch, Tensor]]) -> Tensor:
-        """(2, V) common pushes of the batch, from all of its micro-batches and their (n, V) log-probs."""
-        pushes: list[Tensor] = []
-        mobilities: list[Tensor] = []
-        for micro_batch, logprobs in parts:
-            taken, behaviour, advantages = self._taken(logprobs.detach(), micro_batch)
-            weights = dis_weights(taken - behaviour, self.settings.dis_band) * advantages
-            ids, opening = (of[micro_batch.index].to(logprobs.device) for of in (self._plan.action_ids, self.opening))
-            sums = push_sums(logprobs, ids, weights, opening)
-            pushes.append(sums[0])
-            mobilities.append(sums[1])
-        return common_pushes(torch.stack(pushes).sum(0), torch.stack(mobilities).sum(0))
-
-    def _taken(self, logprobs: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """(n,) log pi of the sampled tokens, their behaviour log-probs and advantages."""
-        ids, behaviour, advantages = (
-            of[micro_batch.index].to(logprobs.device)
-            for of in (self._plan.action_ids, self._behaviour, self._advantages)
-        )
-        return logprobs.gather(1, ids.unsqueeze(1)).squeeze(1), behaviour, advantages
 
 
 class _PolicyPass:
@@ -235,9 +204,11 @@ class _PolicyPass:
         return self.reading(None)
 
 
-def _set_policy_lr(optimiser: Optimizer, settings: LearningSettings, updates_done: int) -> None:
+def _set_policy_lr(optimiser: Optimizer, settings: LearningSettings, updates_done: int, shortfall: float) -> None:
     policy_updates = updates_done - settings.critic_warmup_updates + 1
     share = min(1.0, policy_updates / (settings.lr_warmup_updates + 1))
+    if settings.lr_follows_shortfall:
+        share *= shortfall
     for group in optimiser.param_groups:
         group["lr"] = settings.policy_lr * share
 

@@ -13,6 +13,7 @@ from app.rollouts.claimed import Claim, VersionRef
 from app.rollouts.learning import NewVersion, UpdateDone
 from learner.batch import build_trajectories
 from learner.probes import choose_probes
+from learner.shortfall import reward_shortfall
 from learner.state import LearnerState
 from learner.step import UpdateResult, run_update
 
@@ -44,7 +45,8 @@ def train(claim: Claim, state: LearnerState) -> Trained:
     prompts = new_probes or [list(probe) for probe in claim.probes or ()]
     # without its adapter the model is version 0, whose B is zero
     probe_zero = state.model.top_logprobs("base", prompts, TOP) if new_probes else None
-    result = run_update(state.model, state.optimisers, trajectories, state.settings, claim.updates_done)
+    shortfall = reward_shortfall([r.total_return for r in claim.rollouts], claim.reward_min, claim.reward_max)
+    result = run_update(state.model, state.optimisers, trajectories, state.settings, claim.updates_done, shortfall)
     json.dumps(result.health, allow_nan=False)  # a figure that is no number is no sound update
     probe = state.model.top_logprobs("policy", prompts, TOP) if result.policy_changed else None
     return Trained(result, probe, new_probes, probe_zero)

@@ -28,7 +28,7 @@ class LearningSettings(BaseModel):
 
     dis_band: tuple[float, float] = (0.2, 4.0)
     """Open interval of accepted ratios pi / pi_b (Eq. 1-3)."""
-    critic_steps: Count = 2
+    critic_steps: Count = 1
     """K: full-batch critic steps before the policy's."""
     policy_steps: Count = 2
     """Full-batch policy steps per update; the ratios are recomputed before each."""
@@ -44,15 +44,19 @@ class LearningSettings(BaseModel):
     """How much of the batch's common push on the logits is taken out of the policy's gradient: the noise that moves all
     answers together. 0: the paper's objective."""
 
-    policy_lr: LearningRate = 1.5e-4
+    policy_optimiser: Literal["preconditioned", "adamw"] = "preconditioned"
+    policy_lr: LearningRate = 3e-4
+    lr_follows_shortfall: bool = True
+    """Whether `policy_lr` is multiplied by what is left to gain: min(1, 2 (reward_max - mean return) / (reward_max -
+    reward_min)) of the batch. Steps shrink as the policy gets good, and grow at once when its world changes."""
     value_lr: LearningRate = 1e-3
     policy_grad_clip: float = Field(1.0, gt=0)
     value_grad_clip: float = Field(10.0, gt=0)
-    critic_warmup_updates: int = Field(3, ge=0, le=LARGEST)
+    critic_warmup_updates: int = Field(1, ge=0, le=LARGEST)
     """The first updates train the critic alone; they make no policy version."""
-    lr_warmup_updates: int = Field(4, ge=0, le=LARGEST)
-    """After them the policy's learning rate rises linearly over this many updates: AdamW's first steps have full
-    length whatever the gradient's noise."""
+    lr_warmup_updates: int = Field(2, ge=0, le=LARGEST)
+    """After them the policy's learning rate rises linearly over this many updates: an optimiser's first steps have
+    full length whatever the gradient's noise."""
 
     lora_rank: Count = 16
     lora_alpha: Count = 32
@@ -78,7 +82,11 @@ class LearningSettings(BaseModel):
 
 
 PAPER: dict[str, Any] = {
+    "critic_steps": 2,
     "policy_steps": 1,
+    "policy_optimiser": "adamw",
+    "policy_lr": 1.5e-4,
+    "lr_follows_shortfall": False,
     "critic_warmup_updates": 10,
     "lr_warmup_updates": 0,
     "whiten_advantages": True,

@@ -68,6 +68,9 @@ class Claim:
     checkpoint_update_id: UUID | None
     """The last done update, whose checkpoint is the learner's state; None before the first."""
     updates_done: int
+    reward_min: float
+    reward_max: float
+    """The policy's declared range of a return."""
     rollouts: tuple[ClaimedRollout, ...] = field(repr=False)
     probes: tuple[tuple[int, ...], ...] | None = None
     """The policy's canary prompts (token ids); None until its first batch fixes them."""

@@ -224,6 +224,8 @@ def _take(session: Session, policy: Policy, picked: Sequence[_Picked], owner: st
         head=VersionRef(head.number, head.path, head.sha256, head.adapter_name),
         checkpoint_update_id=policy.checkpoint_update_id,
         updates_done=policy.updates_done,
+        reward_min=policy.reward_min,
+        reward_max=policy.reward_max,
         rollouts=tuple(claimed),
         probes=None if policy.probes is None else tuple(tuple(probe) for probe in policy.probes),
     )

@@ -168,9 +168,9 @@ def test_memory_that_disagrees_with_the_database_is_loaded_again(scene: Scene, n
     assert [v.number for v in scene.versions()] == [0, 1, 2, 3]
     checkpoint = scene.settings.artifacts_dir / "p" / "checkpoints" / str(scene.policy().checkpoint_update_id)
     training = torch.load(checkpoint / "training.pt", weights_only=True)
-    steps = {int(moments["step"]) for moments in training["policy_optimiser"]["state"].values()}
-    # three updates after the warm-up; a worker that had gone on from its own memory would have fewer
-    assert steps == {3 * LEARNING.policy_steps}
+    steps = {int(moments["step"]) for moments in training["value_optimiser"]["state"].values()}
+    # four updates; a worker that had gone on from its own memory would have fewer
+    assert steps == {4 * LEARNING.critic_steps}
     assert json.loads((checkpoint / "state.json").read_text())["updates_done"] == 4
 
 
@@ -421,17 +421,21 @@ def test_stop_claims_nothing_more(scene: Scene, new_worker: NewWorker) -> None:
     assert scene.updates() == []
 
 
-@pytest.mark.parametrize(("centring", "updates", "rise"), [(0.0, 4, 0.1), (0.95, 8, 0.05)])
+@pytest.mark.parametrize(
+    ("optimiser", "centring", "updates", "rise"),
+    [("adamw", 0.0, 4, 0.1), ("preconditioned", 0.0, 8, 0.1), ("preconditioned", 0.95, 8, 0.05)],
+)
 def test_learning_raises_the_reward(
-    settings: Settings, database: Database, tiny_model: Path, centring: float, updates: int, rise: float
+    settings: Settings, database: Database, tiny_model: Path, optimiser: str, centring: float, updates: int, rise: float
 ) -> None:
     """Even tokens earn 1, whatever the prompt: their share rises, on prompts that were not trained too.
 
-    What is right for every prompt is what centring slows down (docs/decisions/0009), and must not prevent.
+    What is right for every prompt is what centring and the preconditioner slow down (docs/decisions/0009, 0010), and
+    must not prevent.
     """
     batch = {"rollouts_per_update": 32, "min_rollouts": 32}
-    speed = {"lr_warmup_updates": 0, "policy_steps": 3}
-    learning = LEARNING.model_copy(update=batch | speed | {"centring": centring})
+    speed = {"lr_warmup_updates": 0, "policy_steps": 3, "critic_steps": 2, "lr_follows_shortfall": False}
+    learning = LEARNING.model_copy(update=batch | speed | {"policy_optimiser": optimiser, "centring": centring})
     scene = Scene(settings, database, tiny_model, learning)
     for _ in range(updates * 32):
         scene.rollout(action_tokens=1)

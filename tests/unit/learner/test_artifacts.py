@@ -26,7 +26,8 @@ UPDATE = UUID(int=5)
 def claim_of(head: Path) -> Claim:
     return Claim(
         update_id=UPDATE, policy_id=UUID(int=1), policy_name="p", base_model="/base", settings={},
-        head=VersionRef(1, str(head), "0" * 64, head.name), checkpoint_update_id=None, updates_done=1, rollouts=(),
+        head=VersionRef(1, str(head), "0" * 64, head.name), checkpoint_update_id=None, updates_done=1,
+        reward_min=-1.0, reward_max=1.0, rollouts=(),
     )  # fmt: skip
 
 

@@ -70,6 +70,17 @@ def test_changed_learning_rates_survive_the_load(
     assert len(optimisers.policy.state) == len(other.policy_parameters)
 
 
+def test_another_optimiser_starts_without_moments(
+    trained: tuple[LearnerModel, Optimisers, Path], tiny_model: Path, tmp_path: Path
+) -> None:
+    chosen = SETTINGS.model_copy(update={"policy_optimiser": "adamw"})
+    other, optimisers = reloaded(tiny_model, tmp_path, chosen)
+    load_checkpoint(trained[2], other, optimisers, update_id=FIRST)
+    assert len(optimisers.policy.state) == 0
+    assert len(optimisers.value.state) == len(other.value_parameters)
+    run_update(other, optimisers, two_prefix_batch(1), chosen, updates_done=6)
+
+
 @pytest.mark.parametrize("part", ["policy.safetensors", "value.safetensors", "training.pt", "state.json"])
 @pytest.mark.parametrize("fault", ["of another update", "missing"])
 def test_mixed_or_incomplete_checkpoints_are_refused(

@@ -91,6 +91,7 @@ def test_the_policy_step_is_the_documented_gradient(
 ) -> None:
     """Against plain transformers and peft, one unpadded sequence at a time, one AdamW step."""
     chosen = settings(
+        policy_optimiser="adamw",
         policy_steps=1,
         gamma=0.9,
         whiten_advantages=whiten,
@@ -243,3 +244,20 @@ def test_the_learning_rate_rises_over_the_first_policy_updates(model: LearnerMod
         run_update(model, optimisers, two_prefix_batch(), chosen, done)
         rates.append(optimisers.policy.param_groups[0]["lr"] / chosen.policy_lr)
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize(("follows", "share"), [(True, 0.3), (False, 1.0)])
+def test_the_learning_rate_follows_what_is_left_to_gain(model: LearnerModel, follows: bool, share: float) -> None:
+    chosen = settings(lr_follows_shortfall=follows, policy_steps=1)
+    optimisers = build_optimisers(model, chosen)
+    run_update(model, optimisers, two_prefix_batch(), chosen, 10, shortfall=0.3)
+    assert optimisers.policy.param_groups[0]["lr"] == pytest.approx(share * chosen.policy_lr)
+
+
+@pytest.mark.parametrize(("optimiser", "watched"), [("preconditioned", True), ("adamw", False)])
+def test_the_preconditioned_optimiser_sees_every_b(model: LearnerModel, optimiser: str, watched: bool) -> None:
+    chosen = settings(policy_optimiser=optimiser)
+    optimisers = build_optimisers(model, chosen)
+    run_update(model, optimisers, two_prefix_batch(), chosen, 10)
+    seen = {n for n, p in model.policy_parameters.items() if "W" in optimisers.policy.state[p]}
+    assert seen == ({n for n in model.policy_parameters if ".lora_B." in n} if watched else set())

@@ -1,0 +1,51 @@
+"""What the policy's objective needs of a batch."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from app.policies.learning import LearningSettings
+from learner.plan import BatchPlan, MicroBatch
+from learner.sao.centring import common_pushes, push_sums
+from learner.sao.objective import dis_weights, policy_loss
+from learner.trajectory import Trajectory
+
+
+class PolicyBatch:
+    """What the objective needs of a batch's N action tokens, in flat order."""
+
+    def __init__(
+        self, plan: BatchPlan, trajectories: Sequence[Trajectory], advantages: Tensor, settings: LearningSettings
+    ) -> None:
+        self.settings = settings
+        self._plan = plan
+        self.opening = torch.cat([t.opening for t in trajectories])
+        self._behaviour = torch.cat([t.behaviour_logprobs for t in trajectories])
+        self._advantages = advantages
+
+    def loss(self, logprobs: Tensor, micro_batch: MicroBatch) -> Tensor:
+        """logprobs: (n, V) of the micro-batch's tokens. Its share of SAO's objective, to be minimised."""
+        taken, behaviour, advantages = self._taken(logprobs, micro_batch)
+        return policy_loss(taken, behaviour, advantages, self.settings.dis_band, self._plan.token_count)
+
+    def common_pushes(self, parts: Iterable[tuple[MicroBatch, Tensor]]) -> Tensor:
+        """(2, V) common pushes of the batch, from all of its micro-batches and their (n, V) log-probs."""
+        pushes: list[Tensor] = []
+        mobilities: list[Tensor] = []
+        for micro_batch, logprobs in parts:
+            taken, behaviour, advantages = self._taken(logprobs.detach(), micro_batch)
+            weights = dis_weights(taken - behaviour, self.settings.dis_band) * advantages
+            ids, opening = (of[micro_batch.index].to(logprobs.device) for of in (self._plan.action_ids, self.opening))
+            sums = push_sums(logprobs, ids, weights, opening)
+            pushes.append(sums[0])
+            mobilities.append(sums[1])
+        return common_pushes(torch.stack(pushes).sum(0), torch.stack(mobilities).sum(0))
+
+    def _taken(self, logprobs: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """(n,) log pi of the sampled tokens, their behaviour log-probs and advantages."""
+        ids, behaviour, advantages = (
+            of[micro_batch.index].to(logprobs.device)
+            for of in (self._plan.action_ids, self._behaviour, self._advantages)
+        )
+        return logprobs.gather(1, ids.unsqueeze(1)).squeeze(1), behaviour, advantages
