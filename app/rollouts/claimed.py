@@ -70,7 +70,7 @@ class Claim:
     updates_done: int
     reward_min: float
     reward_max: float
-    """The policy's declared range of a return."""
+    """With reward_min, the policy's declared range of a reward."""
     rollouts: tuple[ClaimedRollout, ...] = field(repr=False)
     probes: tuple[tuple[int, ...], ...] | None = None
     """The policy's canary prompts (token ids); None until its first batch fixes them."""
