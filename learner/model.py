@@ -23,7 +23,6 @@ from app.policies.learning import LearningSettings
 from learner.adapters import load_adapter, policy_lora_config, save_adapter, value_lora_config
 from learner.attention import PACKED_ATTENTION, PrefixKv, Rows
 from learner.plan import BatchPlan, MicroBatch, PrefixGroup, plan_batch
-from learner.token_moments import TokenMoments
 from learner.trajectory import Trajectory
 
 HEAD_INPUT_RMS = 0.2
@@ -65,7 +64,6 @@ class LearnerModel:
             for layer in self.peft.modules():
                 if isinstance(layer, LoraLayer):
                     layer.cast_input_dtype_enabled = False  # autocast casts the weights instead of the activations
-        self.policy_moments = TokenMoments(self.peft, "policy")
         self._check_architecture()
 
     @property

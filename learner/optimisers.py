@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 
 from app.policies.learning import LearningSettings
 from learner.model import LearnerModel
 from learner.preconditioned import Preconditioned
+from learner.token_moments import TokenMoments
 
 BETAS = (0.9, 0.99)
 """A second moment that forgets within 100 steps, since gradients change their scale when the environment changes."""
@@ -14,14 +15,17 @@ BETAS = (0.9, 0.99)
 
 @dataclass(frozen=True)
 class Optimisers:
-    policy: Preconditioned | AdamW
-    value: AdamW
+    policy: Optimizer
+    value: Optimizer
 
 
 def build_optimisers(model: LearnerModel, settings: LearningSettings) -> Optimisers:
-    policy: Preconditioned | AdamW
+    """Fresh optimisers; a model has one pair of them at a time."""
+    policy: Optimizer
     if settings.policy_optimiser == "preconditioned":
-        policy = Preconditioned(model.policy_parameters.items(), lr=settings.policy_lr)
+        policy = Preconditioned(
+            model.policy_parameters.items(), settings.policy_lr, TokenMoments(model.peft, "policy").take
+        )
     else:
         policy = AdamW(model.policy_parameters.items(), lr=settings.policy_lr, betas=BETAS, weight_decay=0.0)
     return Optimisers(

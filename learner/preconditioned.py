@@ -27,30 +27,35 @@ TINY = 1e-20
 
 
 class Preconditioned(Optimizer):
-    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], lr: float) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        lr: float,
+        take_moments: Callable[[], Mapping[str, Tensor]],
+    ) -> None:
+        """take_moments: name of a B -> (r, r), its W over the backward passes since it was last called."""
         super().__init__(list(parameters), {"lr": lr})
+        self._take_moments = take_moments
 
-    @torch.no_grad()
-    def observe(self, moments: Mapping[str, Tensor]) -> None:
-        """Takes in the W of the gradient that is about to be stepped along. moments: name of a B -> (r, r)."""
-        for group in self.param_groups:
-            for name, parameter in zip(group["param_names"], group["params"], strict=True):
-                if name in moments:
-                    state, new = self.state[parameter], moments[name]
-                    state["W"] = torch.lerp(new, state["W"], MEMORY) if "W" in state else new.clone()
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        self._take_moments()  # what went backward before was not for the next step
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """One step for every parameter that has a gradient."""
         assert closure is None
+        moments = self._take_moments()
         for group in self.param_groups:
-            for parameter in group["params"]:
+            for name, parameter in zip(group["param_names"], group["params"], strict=True):
                 if parameter.grad is not None:
-                    self._step(parameter, self.state[parameter], group["lr"])
+                    self._step(parameter, self.state[parameter], moments.get(name), group["lr"])
 
-    def _step(self, parameter: nn.Parameter, state: dict[str, Any], lr: float) -> None:
+    def _step(self, parameter: nn.Parameter, state: dict[str, Any], moment: Tensor | None, lr: float) -> None:
         gradient = parameter.grad
         assert gradient is not None
+        if moment is not None:
+            state["W"] = torch.lerp(moment, state["W"], MEMORY) if "W" in state else moment.clone()
         if "W" in state:
             w = state["W"]
             damping = EPSILON * w.trace() / len(w) + TINY

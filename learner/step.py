@@ -23,7 +23,6 @@ from learner.model import LearnerModel
 from learner.optimisers import Optimisers
 from learner.plan import BatchPlan, MicroBatch
 from learner.policy_batch import PolicyBatch
-from learner.preconditioned import Preconditioned
 from learner.sao.advantages import gae, policy_lambda, whiten
 from learner.sao.anchor import forward_kl
 from learner.sao.centring import centring_loss
@@ -54,7 +53,7 @@ def run_update(
     trajectories: Sequence[Trajectory],
     settings: LearningSettings,
     updates_done: int,
-    shortfall: float = 1.0,
+    shortfall: float,
 ) -> UpdateResult:
     """Trains critic and policy on one batch, in place. `updates_done` counts the policy's earlier updates.
 
@@ -73,7 +72,7 @@ def run_update(
         ]
         values = _read_values(model, plan)
     advantages = _advantages(trajectories, values, settings)
-    base_states = None
+    base_states, policy_lr = None, None
     if settings.anchor_coefficient > 0:
         with _timed(seconds, "anchor"):
             base_states = model.read_states("base", plan)
@@ -81,13 +80,17 @@ def run_update(
         if warming_up:
             policy = [_PolicyPass(model, plan, base_states).read()]
         else:
-            _set_policy_lr(optimisers.policy, settings, updates_done, shortfall)
+            policy_lr = _set_policy_lr(optimisers.policy, settings, updates_done, shortfall)
             batch = PolicyBatch(plan, trajectories, advantages, settings)
             policy = [
                 _policy_step(model, optimisers.policy, plan, base_states, batch) for _ in range(settings.policy_steps)
             ]
     return UpdateResult(
-        health=health_figures(trajectories, critic, values, advantages, policy, settings.dis_band),
+        health={
+            **health_figures(trajectories, critic, values, advantages, policy, settings.dis_band),
+            "policy_lr": policy_lr,
+            "reward_shortfall": shortfall,
+        },
         seconds=seconds,
         summaries=_summaries(trajectories, advantages, policy, settings.dis_band),
         policy_changed=not warming_up,
@@ -150,10 +153,7 @@ def _policy_step(
         return result
 
     optimiser.zero_grad()
-    model.policy_moments.take()  # whatever else went backward was not this step
     model.accumulate_gradients("policy", plan, loss)
-    if isinstance(optimiser, Preconditioned):
-        optimiser.observe(model.policy_moments.take())
     grad_norm = _step(optimiser, model.policy_parameters, settings.policy_grad_clip, "policy")
     return policy_pass.reading(grad_norm)
 
@@ -204,13 +204,15 @@ class _PolicyPass:
         return self.reading(None)
 
 
-def _set_policy_lr(optimiser: Optimizer, settings: LearningSettings, updates_done: int, shortfall: float) -> None:
+def _set_policy_lr(optimiser: Optimizer, settings: LearningSettings, updates_done: int, shortfall: float) -> float:
     policy_updates = updates_done - settings.critic_warmup_updates + 1
     share = min(1.0, policy_updates / (settings.lr_warmup_updates + 1))
     if settings.lr_follows_shortfall:
         share *= shortfall
+    lr = settings.policy_lr * share
     for group in optimiser.param_groups:
-        group["lr"] = settings.policy_lr * share
+        group["lr"] = lr
+    return lr
 
 
 def _step(optimiser: Optimizer, parameters: Mapping[str, nn.Parameter], clip: float, what: str) -> float:

@@ -37,7 +37,7 @@ def reloaded(
 @pytest.fixture
 def trained(fresh_model: LearnerModel, tmp_path: Path) -> tuple[LearnerModel, Optimisers, Path]:
     optimisers = build_optimisers(fresh_model, SETTINGS)
-    run_update(fresh_model, optimisers, two_prefix_batch(), SETTINGS, updates_done=5)
+    run_update(fresh_model, optimisers, two_prefix_batch(), SETTINGS, updates_done=5, shortfall=1.0)
     directory = tmp_path / "first"
     directory.mkdir()
     save_checkpoint(directory, fresh_model, optimisers, update_id=FIRST, updates_done=6)
@@ -55,8 +55,8 @@ def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(
     assert torch.equal(torch.get_rng_state(), rng)
     for name, weight in weights(other).items():
         assert torch.equal(weight, weights(model)[name]), name
-    run_update(model, optimisers, two_prefix_batch(1), SETTINGS, updates_done=6)
-    run_update(other, other_optimisers, two_prefix_batch(1), SETTINGS, updates_done=6)
+    run_update(model, optimisers, two_prefix_batch(1), SETTINGS, updates_done=6, shortfall=1.0)
+    run_update(other, other_optimisers, two_prefix_batch(1), SETTINGS, updates_done=6, shortfall=1.0)
     for name, weight in weights(other).items():
         assert torch.equal(weight, weights(model)[name]), name
 
@@ -78,7 +78,7 @@ def test_another_optimiser_starts_without_moments(
     load_checkpoint(trained[2], other, optimisers, update_id=FIRST)
     assert len(optimisers.policy.state) == 0
     assert len(optimisers.value.state) == len(other.value_parameters)
-    run_update(other, optimisers, two_prefix_batch(1), chosen, updates_done=6)
+    run_update(other, optimisers, two_prefix_batch(1), chosen, updates_done=6, shortfall=1.0)
 
 
 @pytest.mark.parametrize("part", ["policy.safetensors", "value.safetensors", "training.pt", "state.json"])
@@ -89,7 +89,7 @@ def test_mixed_or_incomplete_checkpoints_are_refused(
     model, optimisers, directory = trained
     second = tmp_path / "second"
     second.mkdir()
-    run_update(model, optimisers, two_prefix_batch(1), SETTINGS, updates_done=6)
+    run_update(model, optimisers, two_prefix_batch(1), SETTINGS, updates_done=6, shortfall=1.0)
     save_checkpoint(second, model, optimisers, update_id=SECOND, updates_done=7)
     if fault == "missing":
         (directory / part).unlink()

@@ -25,7 +25,7 @@ def settings(**changes: Any) -> LearningSettings:
 
 
 def update(model: LearnerModel, batch: list[Trajectory], chosen: LearningSettings, done: int = 10) -> UpdateResult:
-    return run_update(model, build_optimisers(model, chosen), batch, chosen, done)
+    return run_update(model, build_optimisers(model, chosen), batch, chosen, done, shortfall=1.0)
 
 
 def snapshot(parameters: dict[str, Any]) -> dict[str, Tensor]:
@@ -241,7 +241,7 @@ def test_the_learning_rate_rises_over_the_first_policy_updates(model: LearnerMod
     optimisers = build_optimisers(model, chosen)
     rates = []
     for done in range(2, 8):
-        run_update(model, optimisers, two_prefix_batch(), chosen, done)
+        run_update(model, optimisers, two_prefix_batch(), chosen, done, shortfall=1.0)
         rates.append(optimisers.policy.param_groups[0]["lr"] / chosen.policy_lr)
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
 
@@ -250,14 +250,16 @@ def test_the_learning_rate_rises_over_the_first_policy_updates(model: LearnerMod
 def test_the_learning_rate_follows_what_is_left_to_gain(model: LearnerModel, follows: bool, share: float) -> None:
     chosen = settings(lr_follows_shortfall=follows, policy_steps=1)
     optimisers = build_optimisers(model, chosen)
-    run_update(model, optimisers, two_prefix_batch(), chosen, 10, shortfall=0.3)
+    result = run_update(model, optimisers, two_prefix_batch(), chosen, 10, shortfall=0.3)
     assert optimisers.policy.param_groups[0]["lr"] == pytest.approx(share * chosen.policy_lr)
+    assert result.health["policy_lr"] == pytest.approx(share * chosen.policy_lr)
+    assert result.health["reward_shortfall"] == 0.3
 
 
 @pytest.mark.parametrize(("optimiser", "watched"), [("preconditioned", True), ("adamw", False)])
 def test_the_preconditioned_optimiser_sees_every_b(model: LearnerModel, optimiser: str, watched: bool) -> None:
     chosen = settings(policy_optimiser=optimiser)
     optimisers = build_optimisers(model, chosen)
-    run_update(model, optimisers, two_prefix_batch(), chosen, 10)
+    run_update(model, optimisers, two_prefix_batch(), chosen, 10, shortfall=1.0)
     seen = {n for n, p in model.policy_parameters.items() if "W" in optimisers.policy.state[p]}
     assert seen == ({n for n in model.policy_parameters if ".lora_B." in n} if watched else set())

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from learner.model import LearnerModel
 from learner.plan import MicroBatch, plan_batch
+from learner.token_moments import TokenMoments
 from tests.unit.learner.batches import two_prefix_batch
 
 
@@ -19,9 +20,9 @@ def moments(model: LearnerModel, budget: int) -> dict[str, Tensor]:
         logprobs = model.logprobs(states, plan.temperatures[micro_batch.index])
         return logprobs.gather(1, plan.action_ids[micro_batch.index][:, None]).sum() / plan.token_count
 
-    model.policy_moments.take()
+    policy_moments = TokenMoments(model.peft, "policy")
     model.accumulate_gradients("policy", plan, loss)
-    return model.policy_moments.take()
+    return policy_moments.take()
 
 
 def test_moments_are_those_of_all_tokens_whatever_the_micro_batches(
@@ -60,6 +61,6 @@ def test_moments_are_those_of_all_tokens_whatever_the_micro_batches(
 
 
 def test_reading_leaves_no_moments(model: LearnerModel) -> None:
-    model.policy_moments.take()
+    policy_moments = TokenMoments(model.peft, "policy")
     model.read_states("policy", plan_batch(two_prefix_batch(), 4096))
-    assert model.policy_moments.take() == {}
+    assert policy_moments.take() == {}
