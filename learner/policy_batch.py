@@ -16,9 +16,15 @@ class PolicyBatch:
     """What the objective needs of a batch's N action tokens, in flat order."""
 
     def __init__(
-        self, plan: BatchPlan, trajectories: Sequence[Trajectory], advantages: Tensor, settings: LearningSettings
+        self,
+        plan: BatchPlan,
+        trajectories: Sequence[Trajectory],
+        advantages: Tensor,
+        settings: LearningSettings,
+        anchor_weight: float,
     ) -> None:
         self.settings = settings
+        self.anchor_weight = anchor_weight
         self._plan = plan
         self.opening = torch.cat([t.opening for t in trajectories])
         self._behaviour = torch.cat([t.behaviour_logprobs for t in trajectories])

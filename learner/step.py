@@ -81,7 +81,8 @@ def run_update(
             policy = [_PolicyPass(model, plan, base_states).read()]
         else:
             policy_lr = _set_policy_lr(optimisers.policy, settings, updates_done, shortfall)
-            batch = PolicyBatch(plan, trajectories, advantages, settings)
+            anchor_weight = settings.anchor_coefficient * (shortfall if settings.anchor_follows_shortfall else 1.0)
+            batch = PolicyBatch(plan, trajectories, advantages, settings, anchor_weight)
             policy = [
                 _policy_step(model, optimisers.policy, plan, base_states, batch) for _ in range(settings.policy_steps)
             ]
@@ -149,7 +150,7 @@ def _policy_step(
             result = result + centring_loss(logprobs, opening, pushes, settings.centring, plan.token_count)
         if base_states is not None:
             anchor = policy_pass.anchor(logprobs, micro_batch)
-            result = result + settings.anchor_coefficient * anchor.sum() / plan.token_count
+            result = result + batch.anchor_weight * anchor.sum() / plan.token_count
         return result
 
     optimiser.zero_grad()

@@ -40,6 +40,9 @@ class LearningSettings(BaseModel):
     whiten_floor: float = Field(0.1, gt=0)
     anchor_coefficient: float = Field(0.05, ge=0)
     """Weight of the forward KL(base || pi), the exploration floor of an endpoint that must follow change."""
+    anchor_follows_shortfall: bool = True
+    """Whether that weight is multiplied by what is left to gain (see `lr_follows_shortfall`): no pull towards the base
+    model where nothing is wrong, the whole of it at once when the policy's world changes."""
     centring: float = Field(0.95, ge=0, le=1)
     """How much of the batch's common push on the logits is taken out of the policy's gradient: the noise that moves all
     answers together. 0: the paper's objective."""
@@ -91,6 +94,7 @@ PAPER: dict[str, Any] = {
     "lr_warmup_updates": 0,
     "whiten_advantages": True,
     "anchor_coefficient": 0.0,
+    "anchor_follows_shortfall": False,
     "centring": 0.0,
 }
 """The paper's exact setting as far as it states one; on LoRA it keeps LoRA's learning rates."""

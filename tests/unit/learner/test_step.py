@@ -24,8 +24,10 @@ def settings(**changes: Any) -> LearningSettings:
     return LearningSettings(**{"lora_rank": 4, "value_rank": 4, **changes})
 
 
-def update(model: LearnerModel, batch: list[Trajectory], chosen: LearningSettings, done: int = 10) -> UpdateResult:
-    return run_update(model, build_optimisers(model, chosen), batch, chosen, done, shortfall=1.0)
+def update(
+    model: LearnerModel, batch: list[Trajectory], chosen: LearningSettings, done: int = 10, shortfall: float = 1.0
+) -> UpdateResult:
+    return run_update(model, build_optimisers(model, chosen), batch, chosen, done, shortfall)
 
 
 def snapshot(parameters: dict[str, Any]) -> dict[str, Tensor]:
@@ -85,9 +87,12 @@ def reference_advantages(batch: list[Trajectory], values: Tensor, chosen: Learni
     return result
 
 
-@pytest.mark.parametrize(("whiten", "centring"), [(False, 0.0), (True, 0.0), (False, 0.9)])
+@pytest.mark.parametrize(
+    ("whiten", "centring", "follows"),
+    [(False, 0.0, False), (True, 0.0, False), (False, 0.9, False), (False, 0.0, True)],
+)
 def test_the_policy_step_is_the_documented_gradient(
-    model: LearnerModel, tiny_model: Path, tmp_path: Path, whiten: bool, centring: float
+    model: LearnerModel, tiny_model: Path, tmp_path: Path, whiten: bool, centring: float, follows: bool
 ) -> None:
     """Against plain transformers and peft, one unpadded sequence at a time, one AdamW step."""
     chosen = settings(
@@ -95,7 +100,9 @@ def test_the_policy_step_is_the_documented_gradient(
         policy_steps=1,
         gamma=0.9,
         whiten_advantages=whiten,
-        anchor_coefficient=0.1,
+        anchor_coefficient=0.2 if follows else 0.1,  # times a shortfall of one half
+        anchor_follows_shortfall=follows,
+        lr_follows_shortfall=False,
         centring=centring,
     )
     start = tmp_path / "start"
@@ -112,7 +119,7 @@ def test_the_policy_step_is_the_documented_gradient(
         batch.append(replace(trajectory, behaviour_logprobs=(taken - shift)[first:last]))
         first = last
 
-    result = update(model, batch, chosen)
+    result = update(model, batch, chosen, shortfall=0.5)
     with torch.no_grad():
         values = model.values(model.read_states("value", plan))
     advantages = torch.tensor([a for row in reference_advantages(batch, values, chosen) for a in row])
