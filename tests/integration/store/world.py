@@ -11,16 +11,16 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session
 from uuid_utils.compat import uuid7
 
-from app.db.models import ApiKey, Interaction, Policy, Rollout, Update
+from app.db.models import ApiKey, Interaction, Policy, PolicyVersion, Rollout, Update
 from app.db.repositories.keys import create_key
-from app.db.repositories.policies import create_policy
+from app.db.repositories.policies import create_policy, lock_policy
 from app.db.repositories.versions import NewVersion, add_version_zero
 from app.db.session import Database
 from app.db.types import clock
 from app.feedback.rules import NewFeedback, apply_feedback
 from app.policies.learning import LearningSettings
 from app.rollouts.claimed import Claim
-from app.rollouts.learning import Idle, UpdateDone, claim_update, commit_update
+from app.rollouts.learning import Idle, UpdateDone, claim_update, commit_update, fail_update
 from app.rollouts.lifecycle import Begun, Completed, NewInteraction, begin_interaction, complete_interaction
 from app.rollouts.states import SkipReason
 
@@ -119,6 +119,20 @@ class World:
     def claim(self, owner: str = "learner", **changes: Any) -> Claim | Idle:
         return self.write(lambda session: claim_update(session, self.policy_id, owner=owner, **changes))
 
+    def configure(self, **changes: Any) -> None:
+        with self.database.write() as session:
+            policy = lock_policy(session, self.policy_id)
+            policy.settings = LearningSettings.model_validate(policy.settings | changes).model_dump(mode="json")
+
+    def idle_reason(self, owner: str = "learner") -> str:
+        outcome = self.claim(owner)
+        assert isinstance(outcome, Idle), outcome
+        return outcome.reason
+
+    def fail(self, claim: Claim, error: str = "it broke") -> None:
+        with self.database.write() as session:
+            fail_update(session, claim.update_id, "learner", error)
+
     def batch(self, owner: str = "learner") -> Claim:
         claim = self.claim(owner)
         assert isinstance(claim, Claim), claim
@@ -192,4 +206,11 @@ def done(claim: Claim, *, version: bool = True) -> UpdateDone:
         health={"ev_after": 0.5},
         seconds={"policy": 1.0},
         provenance={"seed": 0},
+    )
+
+
+def version_row(policy: Policy, number: int, parent: int, status: str = "candidate") -> PolicyVersion:
+    name = f"p-v{number}-{uuid7()}"
+    return PolicyVersion(
+        policy_id=policy.id, number=number, parent=parent, adapter_name=name, path=name, sha256="2" * 64, status=status
     )
