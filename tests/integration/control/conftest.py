@@ -1,8 +1,9 @@
 """A database of each kind, and a policy with versions whose files a fake engine can load."""
 
+import asyncio
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -10,13 +11,18 @@ import psycopg
 import pytest
 from sqlalchemy import select, update
 
-from app.db.models import Deployment, Policy, PolicyVersion
+from app.db.models import Deployment, Event, Policy, PolicyVersion, Replica
 from app.db.session import Database
+from app.engine.replicas import Route, Router
+from app.policies.canary import NOISE_SAMPLES
+from app.policies.deploy import Deployer
 from app.policies.learning import LearningSettings
 from app.rollouts.states import VersionStatus
 from tests.integration.control.fake_engine import FakeEngine, logprobs, running_engine
 
 PROBES = [[1, 2, 3], [4, 5]]
+Make = Callable[..., Deployer]
+"""URLs of replicas -> their deployer."""
 
 
 @pytest.fixture(params=["filesystem", "redis", "rabbitmq"])
@@ -113,6 +119,31 @@ class World:
     def deployment(self, number: int) -> Deployment:
         with self.database.read() as session:
             return session.scalars(select(Deployment).join(PolicyVersion).where(PolicyVersion.number == number)).one()
+
+    def events(self) -> list[str]:
+        with self.database.read() as session:
+            return list(session.scalars(select(Event.kind).order_by(Event.at)))
+
+    def measure_noise(self) -> None:
+        with self.database.write() as session:
+            session.execute(update(Replica).values(noise=[0.01] * NOISE_SAMPLES))
+
+
+def pick(router: Router, policy_id: UUID, number: int | None = None) -> Route:
+    return asyncio.run(router.pick(policy_id, number))
+
+
+@pytest.fixture
+def deployer(database: Database) -> Iterator[Make]:
+    made: list[Deployer] = []
+
+    def make(*urls: str) -> Deployer:
+        made.append(Deployer(database, urls))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
 
 
 @pytest.fixture

@@ -6,23 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import update
 
 from app.db.models import Feedback, Policy
 from app.db.repositories.keys import create_key
-from app.db.repositories.policies import lock_policy
 from app.db.session import Database
 from app.errors import ApiError, Conflict, InvalidRequest, NotFound
-from app.policies.learning import LearningSettings
 from app.rollouts.learning import fail_update
 from app.rollouts.lifecycle import close_rollout
-from app.rollouts.states import SkipReason
 from tests.integration.store.world import World
-
-
-def statuses(world: World) -> list[tuple[float | None, str]]:
-    with world.database.read() as session:
-        return [(row.value, row.status) for row in session.scalars(select(Feedback).order_by(Feedback.id))]
 
 
 def test_the_newest_value_per_target_replaces_the_older(world: World) -> None:
@@ -32,7 +24,7 @@ def test_the_newest_value_per_target_replaces_the_older(world: World) -> None:
     world.feedback(0.5, interaction=second.interaction_id)
     world.feedback(-0.25, interaction=first.interaction_id)
     world.feedback(1.0, rollout="chat", final=False)
-    assert statuses(world) == [(0.25, "superseded"), (0.5, "applied"), (-0.25, "applied"), (1.0, "applied")]
+    assert world.feedback_statuses() == [(0.25, "superseded"), (0.5, "applied"), (-0.25, "applied"), (1.0, "applied")]
     assert world.rollout(first.rollout_id).total_return == 0.5 - 0.25 + 1.0
     assert world.state(first.rollout_id) == ("open", None)
 
@@ -146,92 +138,13 @@ def test_an_environment_error_waits_for_what_runs(world: World) -> None:
     assert world.state(begun.rollout_id) == ("skipped", "environment_error")
 
 
-def test_a_revised_reward_counts_until_the_claim(world: World) -> None:
-    rollout = world.rewarded(1.0)
-    assert world.feedback(-1.0, rollout=rollout)["rollout"]["state"] == "ready"
-    world.rewarded()
-    claim = world.batch()
-    assert {r.id: r.total_return for r in claim.rollouts}[rollout] == -1.0
-
-
-def test_a_reward_during_training_is_late_and_one_after_it_too(world: World) -> None:
-    rollout = world.rewarded(1.0)
-    world.rewarded()
-    claim = world.batch()
-    during = world.feedback(0.0, rollout=rollout)
-    assert (during["status"], during["rollout"]["state"]) == ("late", "training")
-    assert "only if the running update fails" in during["message"]
-    world.commit(claim)
-    after = world.feedback(0.5, rollout=rollout)
-    assert (after["status"], after["rollout"]["state"]) == ("late", "trained")
-    assert "changes nothing" in after["message"]
-    assert world.rollout(rollout).total_return == 1.0
-
-
-def test_a_late_reward_counts_after_all_if_the_update_fails(world: World) -> None:
-    rollout, failed = world.rewarded(1.0), world.rewarded(1.0)
-    claim = world.batch()
-    world.feedback(0.25, rollout=rollout)
-    world.feedback(0.5, rollout=rollout)
-    world.feedback(rollout=failed, outcome="environment_error")
-    with world.database.write() as session:
-        fail_update(session, claim.update_id, "learner", "out of memory")
-    assert [status for _, status in statuses(world)] == ["superseded", "applied", "superseded", "applied", "applied"]
-    assert world.rollout(rollout).total_return == 0.5
-    assert world.state(rollout) == ("ready", None)
-    assert world.state(failed) == ("skipped", "environment_error")
-
-
-def test_a_missing_reward_can_come_within_the_staleness_limit(world: World) -> None:
-    begun = world.call()
-    with world.database.write() as session:
-        close_rollout(session, world.rollout(begun.rollout_id))
-    world.new_version()
-    world.new_version()
-    assert world.feedback(rollout=begun.rollout_id, comment="wait")["rollout"]["state"] == "skipped"
-    answer = world.feedback(1.0, rollout=begun.rollout_id)
-    assert (answer["status"], answer["rollout"]["state"]) == ("applied", "ready")
-
-
-def test_a_missing_reward_that_comes_too_late_changes_nothing(world: World) -> None:
-    begun = world.call()
-    with world.database.write() as session:
-        close_rollout(session, world.rollout(begun.rollout_id))
-    for _ in range(3):
-        world.new_version()
-    answer = world.feedback(1.0, rollout=begun.rollout_id)
-    assert (answer["status"], answer["rollout"]["state"]) == ("late", "skipped")
-    assert "older than max_staleness" in answer["message"]
-
-
-def test_without_a_staleness_limit_no_reward_comes_too_late(world: World) -> None:
-    with world.database.write() as session:
-        policy = lock_policy(session, world.policy_id)
-        settings = LearningSettings.model_validate(policy.settings).model_copy(update={"max_staleness": None})
-        policy.settings = settings.model_dump(mode="json")
-    begun = world.call()
-    with world.database.write() as session:
-        close_rollout(session, world.rollout(begun.rollout_id))
-    for _ in range(5):
-        world.new_version()
-    assert world.feedback(1.0, rollout=begun.rollout_id)["rollout"]["state"] == "ready"
-
-
-def test_a_skipped_rollout_tells_why_its_reward_is_late(world: World) -> None:
-    begun = world.call(untrainable=SkipReason.OPTED_OUT)
-    world.feedback(1.0, rollout=begun.rollout_id)
-    answer = world.feedback(1.0, rollout=begun.rollout_id)
-    assert answer["status"] == "late"
-    assert "asked not to be trained" in answer["message"]
-
-
 def test_the_same_idempotency_key_and_body_give_the_same_answer(world: World) -> None:
     begun = world.call("chat")
     first = world.feedback(1.0, interaction=begun.interaction_id, idempotency_key="k")
     world.feedback(0.5, rollout="chat")
     assert world.feedback(1.0, interaction=begun.interaction_id, idempotency_key="k") == first
     assert first["rollout"]["state"] == "open"
-    assert len(statuses(world)) == 2
+    assert len(world.feedback_statuses()) == 2
     with pytest.raises(Conflict, match="another body") as caught:
         world.feedback(0.0, interaction=begun.interaction_id, idempotency_key="k", body_sha256="c" * 64)
     assert caught.value.code == "idempotency_key_reused"
@@ -258,7 +171,7 @@ def test_one_idempotency_key_used_at_once_counts_once(
 
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(post, range(2), [open_database(), open_database()]))
-    assert len(statuses(world)) == 1
+    assert len(world.feedback_statuses()) == 1
     if same_rollout:
         assert answers[0] == answers[1]
     else:
@@ -281,7 +194,7 @@ def test_unusable_values_are_refused(world: World, value: float | None, changes:
     with pytest.raises(InvalidRequest) as caught:
         world.feedback(value, rollout=begun.rollout_id, **changes)
     assert caught.value.code == code
-    assert statuses(world) == []
+    assert world.feedback_statuses() == []
 
 
 def test_the_range_is_the_policys_own(world: World) -> None:
@@ -331,24 +244,3 @@ def test_a_name_is_the_keys_own_first_and_everyones_only_then(world: World) -> N
     assert caught.value.code == "rollout_ambiguous"
     alone = world.call("alone", key=other).rollout_id
     assert world.feedback(1.0, rollout="alone", key=operator)["rollout_id"] == str(alone)
-
-
-def test_after_a_failed_update_the_newest_reward_counts_though_an_older_one_came_late(world: World) -> None:
-    begun = world.call()
-    with world.database.write() as session:
-        close_rollout(session, world.rollout(begun.rollout_id))
-    for _ in range(3):
-        world.new_version()
-    assert world.feedback(0.25, rollout=begun.rollout_id)["status"] == "late"
-    with world.database.write() as session:
-        policy = lock_policy(session, world.policy_id)
-        policy.settings = {**policy.settings, "max_staleness": None}
-    assert world.feedback(0.75, rollout=begun.rollout_id)["status"] == "applied"
-    world.rewarded(version=3)
-    claim = world.batch()
-    with world.database.write() as session:
-        fail_update(session, claim.update_id, "learner", "it broke")
-    assert world.rollout(begun.rollout_id).total_return == 0.75
-    with world.database.read() as session:
-        rows = session.scalars(select(Feedback).where(Feedback.rollout_id == begun.rollout_id).order_by(Feedback.id))
-        assert [(row.value, row.status) for row in rows] == [(0.25, "superseded"), (0.75, "applied")]

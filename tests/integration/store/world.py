@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 import numpy as np
-from sqlalchemy import update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 from uuid_utils.compat import uuid7
 
-from app.db.models import ApiKey, Interaction, Policy, PolicyVersion, Rollout, Update
+from app.db.models import ApiKey, Feedback, Interaction, Policy, PolicyVersion, Rollout, Update
 from app.db.repositories.keys import create_key
 from app.db.repositories.policies import create_policy, lock_policy
 from app.db.repositories.versions import NewVersion, add_version_zero
@@ -109,6 +109,10 @@ class World:
             **changes,
         )
         return self.write(lambda session: apply_feedback(session, key or self.key, new))
+
+    def feedback_statuses(self) -> list[tuple[float | None, str]]:
+        with self.database.read() as session:
+            return [(row.value, row.status) for row in session.scalars(select(Feedback).order_by(Feedback.id))]
 
     def rewarded(self, value: float = 1.0, *, version: int = 0) -> UUID:
         """A one-call rollout with its reward: ready. Returns its id."""
