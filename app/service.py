@@ -8,10 +8,11 @@ from typing import Annotated, TypeVar
 from uuid import UUID
 
 from fastapi import Depends, Request
+from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
 from app.db.session import Database
-from app.db.writer import Writer
+from app.db.writer import StoreUnavailable, Writer
 from app.engine.client import EngineClient
 from app.engine.replicas import Router
 from app.inference.render import Renderers
@@ -49,8 +50,15 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._readers, run)
 
     async def write(self, work: Callable[[Session], T], *, order: UUID) -> T:
-        """Run `work` in the writer's next group and wait for its commit. `order`: see Writer."""
-        return await asyncio.wrap_future(self.writer.submit(work, order=order))
+        """Run `work` in the writer's next group and wait for its commit. `order`: see Writer.
+
+        Raises:
+            StoreUnavailable: the database did not take it. Unavailable: see `Writer.submit`. And what `work` raises.
+        """
+        try:
+            return await asyncio.wrap_future(self.writer.submit(work, order=order))
+        except (OperationalError, InterfaceError) as error:  # a full disk, say: this item's own, or its group's
+            raise StoreUnavailable() from error
 
     def began(self) -> None:
         """An interaction has begun: `close` waits for its `ended`."""

@@ -10,6 +10,7 @@ from app.db.repositories.keys import SCOPES, create_key
 from app.db.repositories.policies import create_policy, list_policies
 from app.db.repositories.versions import add_version_zero
 from app.db.session import Database
+from app.errors import Conflict
 from app.policies.learning import LearningSettings
 from app.settings import DEFAULT_POLICY, Settings
 from learner.prepare import ensure_base_model, write_version_zero
@@ -71,11 +72,23 @@ def _default_policy(database: Database, settings: Settings, base_model: Path) ->
 def _admin_key(database: Database, path: Path) -> None:
     """The key in the file opens the database: a new file, or a database that does not know the file's key yet."""
     if not path.exists():
-        # the file first: a key that only the database knew would be lost
-        temporary = path.with_name(f".tmp-{path.name}-{uuid4().hex}")
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(f"eg-{secrets.token_urlsafe(32)}\n")
-        os.replace(temporary, path)
+        _write_key(path)
+    try:
+        _store_key(database, path)
+    except Conflict:  # it was revoked, as a rotation ends; whoever starts the server gets another
+        _write_key(path)
+        _store_key(database, path)
+
+
+def _write_key(path: Path) -> None:
+    """A new secret, in the file before the database: a key that only the database knew would be lost."""
+    temporary = path.with_name(f".tmp-{path.name}-{uuid4().hex}")
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(f"eg-{secrets.token_urlsafe(32)}\n")
+    os.replace(temporary, path)
+
+
+def _store_key(database: Database, path: Path) -> None:
     secret = path.read_text().strip()
     with database.write() as session:
         create_key(session, name="admin", scopes=SCOPES, secret=secret)

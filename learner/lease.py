@@ -48,7 +48,7 @@ class LeaseKeeper:
                     self.lost.set()
                     return
                 renewed_at = time.monotonic()
-            except SQLAlchemyError as error:
+            except (SQLAlchemyError, OSError) as error:  # OSError: SQLite's turn to write, a file's lock
                 # a database that is away for a moment does not end the lease; its own clock does
                 log.warning("lease_not_renewed", error=str(error))
                 if time.monotonic() - renewed_at >= self._ttl_s:

@@ -99,7 +99,8 @@ class LearnWorker:
             written = write_version_zero(policy.name, policy.id, Path(policy.base_model), settings, self._artifacts)
         except MACHINE_ERRORS as error:
             message = f"Version 0 of {policy.name} could not be written: {error}"
-            self._event(policy.id, "prepare_failed", message)
+            if message not in (policy.idle_reason or ""):  # said once, not at every try
+                self._event(policy.id, "prepare_failed", message)
             with self._database.write() as session:
                 self._rest(session, policy.id, message)
             return False

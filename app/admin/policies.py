@@ -141,7 +141,8 @@ async def retry(name: str, number: VersionNumber, service: ServiceDep, key: Admi
 def _change(session: Session, name: str, changes: PolicyChange) -> Json:
     policy = lock_policy(session, get_policy(session, name).id)
     if changes.settings is not None:
-        kept = policy.settings
+        # a setting that another release knew must not stand in the way of a change
+        kept = {name: value for name, value in policy.settings.items() if name in LearningSettings.model_fields}
         if "preset" in changes.settings:  # what a preset sets comes from the new one
             kept = {name: value for name, value in kept.items() if name not in PAPER}
         merged = _settings({**kept, **changes.settings}).model_dump(mode="json")

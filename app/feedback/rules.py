@@ -28,7 +28,7 @@ from app.db.repositories.rollouts import (
 from app.db.repositories.versions import parent_chain
 from app.errors import Conflict, InvalidRequest, NotFound
 from app.feedback.messages import describe
-from app.policies.learning import LearningSettings
+from app.policies.learning import stored_max_staleness
 from app.rollouts.lifecycle import find_rollout, may_reach, settle, transition
 from app.rollouts.rewards import count_feedback
 from app.rollouts.states import FeedbackStatus, InteractionState, RolloutState, SkipReason
@@ -65,6 +65,9 @@ def apply_feedback(session: Session, key: ApiKey, new: NewFeedback) -> dict[str,
     Raises:
         InvalidRequest, NotFound: see `_find_target` and `_check`. Conflict: idempotency_key_reused.
     """
+    repeated = _answered_before(session, key, new)  # before its target, which may be another one this time
+    if repeated is not None:
+        return repeated
     found, interaction_id = _find_target(session, key, new)
     rollout, now = lock_rollout(session, found.id)
     repeated = _answered_before(session, key, new)
@@ -121,9 +124,10 @@ def _find_target(session: Session, key: ApiKey, new: NewFeedback) -> tuple[Rollo
             code="interaction_not_found",
             param="interaction_id",
         )
-    if new.rollout_id is not None and new.rollout_id not in (rollout.client_id, str(rollout.id)):
+    named = new.rollout_id
+    if named is not None and named != rollout.client_id and as_uuid(named) != rollout.id:
         raise InvalidRequest(
-            f"interaction {interaction_id} belongs to rollout {rollout.id}, not to {new.rollout_id!r}; give one of the "
+            f"interaction {interaction_id} belongs to rollout {rollout.id}, not to {named!r}; give one of the "
             "two ids, or two that agree",
             code="target_mismatch",
             param="rollout_id",
@@ -236,4 +240,4 @@ def _is_in_time(session: Session, rollout: Rollout, feedback: Feedback) -> bool:
     if policy.head is None or not versions:
         return False
     chain = parent_chain(session, policy.id, policy.head, back_to=min(versions))
-    return too_old(versions, chain, LearningSettings.model_validate(policy.settings).max_staleness) is None
+    return too_old(versions, chain, stored_max_staleness(policy.settings)) is None

@@ -1,14 +1,13 @@
 """/v1/chat/completions, /v1/completions and /v1/models."""
 
-import asyncio
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request
 from starlette.responses import Response
 
 from app.auth import InferenceKey, may_use
-from app.body import json_body, read_object
+from app.body import json_body, off_loop_if_large, read_object
 from app.db.models import ApiKey, Policy
 from app.db.repositories.policies import get_policy, list_policies
 from app.errors import InvalidRequest, NotFound
@@ -23,12 +22,7 @@ from app.inference.sampling import plan_sampling
 from app.inference.trainability import untrainable
 from app.service import ServiceDep
 
-T = TypeVar("T")
-
 router = APIRouter(prefix="/v1", tags=["inference"])
-
-LARGE_BODY_BYTES = 16 * 1024
-"""Tokenising this much takes about a millisecond; more is done off the event loop."""
 
 RolloutHeader = Annotated[str | None, Header(alias="X-Rollout-Id")]
 
@@ -42,7 +36,7 @@ async def chat_completions(
     asked = read_chat(value)
     messages = plain_messages(asked.messages)
     target = await find_target(service, key, asked.model)
-    prompt_ids = await _off_loop_if_large(len(body), lambda: target.renderer.render(messages))
+    prompt_ids = await off_loop_if_large(len(body), lambda: target.renderer.render(messages))
     call = _call(key, target, asked, prompt_ids, x_rollout_id, body, target.renderer.stop_token_ids)
     return await respond(
         request,
@@ -62,7 +56,7 @@ async def completions(
     value, body = await read_object(request)
     asked = read_completion(value)
     target = await find_target(service, key, asked.model)
-    prompt_ids = await _off_loop_if_large(len(body), lambda: _prompt_ids(target, asked.prompt))
+    prompt_ids = await off_loop_if_large(len(body), lambda: _prompt_ids(target, asked.prompt))
     call = _call(key, target, asked, prompt_ids, x_rollout_id, body, ())
     return await respond(
         request,
@@ -151,7 +145,3 @@ def _prompt_ids(target: Target, prompt: str | Sequence[Any]) -> list[int]:
                 param=f"prompt[{index}]",
             )
     return list(prompt)
-
-
-async def _off_loop_if_large(size: int, work: Callable[[], T]) -> T:
-    return await asyncio.to_thread(work) if size > LARGE_BODY_BYTES else work()

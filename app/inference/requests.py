@@ -7,7 +7,7 @@ change the meaning of the answer and is not served is an error that names it; an
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from app.body import Body, validated
 from app.errors import InvalidRequest
@@ -17,11 +17,15 @@ StopText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 
 class StreamOptions(Body):
+    model_config = ConfigDict(extra="ignore")
+
     include_usage: bool | None = None
 
 
 class GenerationRequest(Body):
     """What both endpoints read. None is the same as absent."""
+
+    model_config = ConfigDict(extra="ignore")
 
     model: str = Field(min_length=1, max_length=256)
     temperature: float | None = Field(None, ge=0, le=2)

@@ -1,5 +1,6 @@
 """What a policy learns with: the SAO settings and their two presets. Stored as JSON in policies.settings."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -7,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 LARGEST = 2**31 - 1
 """What every database, and every LIMIT, can hold."""
 Count = Annotated[int, Field(ge=1, le=LARGEST)]
+BatchSize = Annotated[int, Field(ge=1, le=10_000)]
+"""SQLite takes 32,766 parameters in one statement, and a claim names every rollout."""
 LearningRate = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -17,7 +20,7 @@ class LearningSettings(BaseModel):
 
     preset: Literal["online", "paper"] = "online"
 
-    rollouts_per_update: Count = 32
+    rollouts_per_update: BatchSize = 32
     min_rollouts: Count = 32
     """An update starts when this many rollouts are ready ..."""
     max_wait_s: float = Field(60.0, ge=0)
@@ -98,3 +101,9 @@ PAPER: dict[str, Any] = {
     "centring": 0.0,
 }
 """The paper's exact setting as far as it states one; on LoRA it keeps LoRA's learning rates."""
+
+
+def stored_max_staleness(settings: Mapping[str, Any]) -> int | None:
+    """Of a policy's stored settings, even where another release wrote them and as a whole they are not valid here."""
+    limit: int | None = settings.get("max_staleness", LearningSettings.model_fields["max_staleness"].default)
+    return limit

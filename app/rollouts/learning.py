@@ -166,13 +166,13 @@ def _pick(session: Session, policy: Policy, settings: LearningSettings, group: U
         candidates = lock_ready_rollouts(session, policy.id, group, wanted, leave_out=taken) if wanted else []
         if not candidates:
             break
-        picked += skip_too_old(session, policy, settings, candidates)
+        picked += skip_too_old(session, policy, settings.max_staleness, candidates)
         session.flush()
     return picked
 
 
 def skip_too_old(
-    session: Session, policy: Policy, settings: LearningSettings, candidates: Sequence[Rollout]
+    session: Session, policy: Policy, max_staleness: int | None, candidates: Sequence[Rollout]
 ) -> list[_Picked]:
     """Skip those of the locked, ready rollouts that cannot be trained at this head any more; return the others."""
     versions = {
@@ -183,7 +183,7 @@ def skip_too_old(
     chain = parent_chain(session, policy.id, policy.head or 0, back_to=oldest)
     young: list[_Picked] = []
     for rollout in candidates:
-        reason = too_old(versions[rollout.id], chain, settings.max_staleness)
+        reason = too_old(versions[rollout.id], chain, max_staleness)
         if reason is None:
             young.append(_Picked(rollout, max(chain[version] for version in versions[rollout.id])))
         else:

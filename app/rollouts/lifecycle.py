@@ -91,6 +91,7 @@ def begin_interaction(session: Session, new: NewInteraction) -> Begun:
         detail = f"the rollout was {'closing' if rollout.state == RolloutState.OPEN else rollout.state} already"
     else:
         rollout.active_at = now
+        rollout.tags = {**rollout.tags, **new.tags}
     session.add(
         Interaction(
             id=new.id,

@@ -13,7 +13,7 @@ from app.db.repositories.rollouts import (
 )
 from app.db.repositories.versions import parent_chain
 from app.db.types import clock
-from app.policies.learning import LearningSettings
+from app.policies.learning import stored_max_staleness
 from app.rollouts.learning import skip_too_old
 from app.rollouts.lifecycle import abort_interaction, settle
 from app.rollouts.states import RolloutState
@@ -54,12 +54,12 @@ def sweep_stale(session: Session) -> int:
     """Skip ready rollouts whose oldest sample is too far behind the head, or off its lineage; returns how many."""
     swept = 0
     for policy in list_policies(session):
-        settings = LearningSettings.model_validate(policy.settings)
-        if policy.head is None or settings.max_staleness is None:
+        limit = stored_max_staleness(policy.settings)
+        if policy.head is None or limit is None:
             continue
-        young = parent_chain(session, policy.id, policy.head, max_steps=settings.max_staleness)
+        young = parent_chain(session, policy.id, policy.head, max_steps=limit)
         ids = ready_rollouts_outside(session, policy.id, list(young), PER_CALL)
         ready = [r for r in lock_rollouts(session, ids, skip_locked=True) if r.state == RolloutState.READY]
-        swept += len(ready) - len(skip_too_old(session, policy, settings, ready))
+        swept += len(ready) - len(skip_too_old(session, policy, limit, ready))
     session.flush()
     return swept

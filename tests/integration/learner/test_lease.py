@@ -69,14 +69,17 @@ def test_it_is_lost_once_the_update_was_failed(scene: Scene, claim: Claim) -> No
         assert lease.lost.wait(WAIT_S)
 
 
-def test_a_database_that_is_away_for_a_moment_does_not_end_it() -> None:
+@pytest.mark.parametrize(
+    "error", [OperationalError("UPDATE updates", {}, Exception("connection refused")), OSError("no locks available")]
+)
+def test_a_database_that_is_away_for_a_moment_does_not_end_it(error: Exception) -> None:
     tries = threading.Semaphore(0)
     answers = iter([False, False, True])  # whether the database answers; then always
 
     def renew() -> bool:
         tries.release()
         if not next(answers, True):
-            raise OperationalError("UPDATE updates", {}, Exception("connection refused"))
+            raise error
         return True
 
     with LeaseKeeper(renew, ttl_s=60.0, every_s=0.01) as lease:

@@ -181,6 +181,7 @@ def test_a_policy_that_cannot_be_prepared_does_not_stop_the_others(
     scene.rollouts(4)
     new_worker().tick()
     assert scene.states() == {("trained", None): 4}
+    new_worker().tick()  # another process, which does not rest, fails in the same words: said once
     (event,) = scene.events("prepare_failed")
     assert "Version 0 of a" in event.message
     with scene.database.read() as session:

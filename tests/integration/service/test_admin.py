@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from app.db.models import ApiKey, PolicyVersion
+from app.db.models import ApiKey, Policy, PolicyVersion
 from app.db.repositories.events import add_event
 from app.rollouts.claimed import Claim
 from app.rollouts.learning import UpdateDone, claim_update, commit_update
@@ -126,6 +126,16 @@ def test_a_setting_that_cannot_work_is_refused_with_what_would(http):
     assert refused.json()["error"]["param"] == "settings.dis_band"
     assert "must be [low, high] with 0 <= low < high, not [4, 0.2]" in refused.json()["error"]["message"]
     assert http.get("/admin/policies/default").json()["settings"]["dis_band"] == [0.2, 4.0]
+
+
+def test_a_setting_of_another_release_does_not_stand_in_the_way_of_a_change(http, world: World):
+    with world.database.write() as session:
+        policy = session.query(Policy).one()
+        before = policy.settings
+        policy.settings = {**before, "renamed_since": 1}
+    changed = http.patch("/admin/policies/default", json={"settings": {"policy_lr": 0.001}})
+    assert changed.json()["settings"] == {**before, "policy_lr": 0.001}
+    http.patch("/admin/policies/default", json={"settings": {"policy_lr": before["policy_lr"]}}).raise_for_status()
 
 
 def test_a_preset_replaces_what_it_sets(http):

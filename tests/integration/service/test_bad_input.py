@@ -136,6 +136,7 @@ FEEDBACK_ERRORS = [
     ({"rollout_id": "r", "reward": 1, "final": "yes"}, 400, "invalid_value", "'final'"),
     ({"rollout_id": "r", "reward": 1, "outcome": "x" * 33}, 400, "invalid_value", "'outcome'"),
     ({"rollout_id": "r", "reward": 1, "idempotency_key": ""}, 400, "invalid_value", "'idempotency_key'"),
+    ({"rollout_id": "r", "reward": 1, "idempotencyKey": "k"}, 400, "unknown_field", "use one of interaction_id, "),
 ]
 
 
@@ -167,6 +168,8 @@ BODIES = [
     (b'{"reward": 1e999}', "invalid_number", "too large"),
     (b'{"reward": ' + b"9" * 400 + b"}", "invalid_number", "too large"),
     (b'{"reward": ' + b"9" * 5000 + b"}", "invalid_json", "number out of range"),
+    (b'\xef\xbb\xbf{"model": "default"}', "invalid_json", "without a byte order mark"),
+    ('{"model": "default"}'.encode("utf-16"), "invalid_json", "UTF-8 without"),
     (b"[" * 100_000, "invalid_json", "JSON"),
     (b'{"a":' * 500 + b"1" + b"}" * 500, "invalid_json", "flatter"),
 ]
@@ -267,6 +270,9 @@ ADMIN_ERRORS = [
     ("PATCH", "/admin/policies/default", {"settings": {"seed": 2**63}}, 400, "invalid_value"),
     ("PATCH", "/admin/policies/default", {"settings": {"seed": -1}}, 400, "invalid_value"),
     ("PATCH", "/admin/policies/default", {"settings": {"rollouts_per_update": 2**31}}, 400, "invalid_value"),
+    ("PATCH", "/admin/policies/default", {"settings": {"rollouts_per_update": 10_001}}, 400, "invalid_value"),
+    ("PATCH", "/admin/policies/default", {"learning": False}, 400, "unknown_field"),
+    ("PATCH", "/admin/policies/default", {"max_staleness": 8}, 400, "unknown_field"),
     ("PATCH", "/admin/policies/default", {"settings": {"min_rollouts_after_wait": 0}}, 400, "invalid_value"),
     ("PATCH", "/admin/policies/default", {"settings": {"no_such": 1}}, 400, "invalid_value"),
     ("PATCH", "/admin/policies/default", {"settings": {"lora_rank": 8}}, 409, "setting_fixed"),
@@ -280,6 +286,7 @@ ADMIN_ERRORS = [
     ("POST", "/admin/keys", {"name": "k", "scopes": ["feedback"], "policy": "nobody"}, 404, "model_not_found"),
     ("POST", "/admin/keys", {"name": "k", "scopes": ["feedback", "admin"], "policy": "default"}, 400, "invalid_scopes"),
     ("POST", "/admin/keys", {"scopes": ["admin"]}, 400, "missing_field"),
+    ("POST", "/admin/keys", {"name": "k", "scopes": ["inference"], "policy_id": UNKNOWN}, 400, "unknown_field"),
 ]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from app.inference import interaction as interaction_module
 from tests.integration.service.fake_engine import FakeEngine, Piece, Script, answer, held, refusal
@@ -119,6 +120,21 @@ def test_a_stream_whose_engine_breaks_off_ends_with_an_error_event(world: World,
     with pytest.raises(openai.APIError, match="The engine failed"):
         next(stream)
     assert world.newest().completion_ids.tolist() == [41]
+
+
+def test_a_stream_that_cannot_be_stored_ends_with_an_error_event(world: World, monkeypatch: pytest.MonkeyPatch):
+    """Its last chunk, which the commit precedes, is not sent."""
+
+    def full(*_: Any) -> None:
+        raise OperationalError("UPDATE interactions", {}, Exception("database or disk is full"))
+
+    monkeypatch.setattr(interaction_module, "complete_interaction", full)
+    chunks = world.openai().chat.completions.create(**CHAT, stream=True)
+    seen = []
+    with pytest.raises(openai.APIError, match="The database does not answer"):
+        seen += [chunk.choices[0].finish_reason for chunk in chunks]
+    assert "stop" not in seen
+    assert world.newest().state == "aborted"
 
 
 @pytest.mark.parametrize("reason", ["abort", "error"])

@@ -148,6 +148,10 @@ def test_the_same_idempotency_key_and_body_give_the_same_answer(world: World) ->
     with pytest.raises(Conflict, match="another body") as caught:
         world.feedback(0.0, interaction=begun.interaction_id, idempotency_key="k", body_sha256="c" * 64)
     assert caught.value.code == "idempotency_key_reused"
+    # the key is looked up before the target: this is another body, whether or not its target is there
+    with pytest.raises(Conflict) as caught:
+        world.feedback(1.0, rollout="no-such", idempotency_key="k", body_sha256="d" * 64)
+    assert caught.value.code == "idempotency_key_reused"
     # another key's idempotency keys are its own
     assert world.feedback(0.75, rollout="chat", idempotency_key="k", key=world.judge) != first
 
@@ -208,6 +212,8 @@ def test_targets_must_exist_be_reachable_and_agree(world: World) -> None:
     begun, other = world.call("one"), world.call("two")
     answer = world.feedback(0.5, rollout="one", interaction=begun.interaction_id)
     assert answer["interaction_id"] == str(begun.interaction_id)
+    same = begun.rollout_id.hex.upper()
+    assert world.feedback(0.5, rollout=same, interaction=begun.interaction_id)["status"] == "applied"
     cases: list[tuple[dict[str, Any], type[ApiError], str]] = [
         ({}, InvalidRequest, "target_missing"),
         ({"rollout": "three"}, NotFound, "rollout_not_found"),

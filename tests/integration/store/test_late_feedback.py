@@ -115,3 +115,12 @@ def test_after_a_failed_update_the_newest_reward_counts_though_an_older_one_came
     with world.database.read() as session:
         rows = session.scalars(select(Feedback).where(Feedback.rollout_id == begun.rollout_id).order_by(Feedback.id))
         assert [(row.value, row.status) for row in rows] == [(0.25, "superseded"), (0.75, "applied")]
+
+
+def test_settings_of_another_release_do_not_refuse_a_reward(world: World) -> None:
+    begun = world.call()
+    with world.database.write() as session:
+        close_rollout(session, world.rollout(begun.rollout_id))
+        policy = lock_policy(session, world.policy_id)
+        policy.settings = {**policy.settings, "renamed_since": 1}
+    assert world.feedback(1.0, rollout=begun.rollout_id)["rollout"]["state"] == "ready"

@@ -253,3 +253,13 @@ def test_a_clock_that_steps_back_does_not_put_a_child_before_its_parent(world: W
     # never at one instant: ids come from several processes and may be out of order
     times = [world.interaction(i).started_at for i in whole]
     assert times[0] < times[1] < times[2]
+
+
+def test_later_calls_add_to_a_rollouts_tags_until_it_is_closed(world: World) -> None:
+    first = world.call("chat", [1], tags={"env": "tickets", "step": "1"})
+    world.call("chat", [2], tags={"step": "2", "user": "u"})
+    world.call("chat", [3])
+    assert world.rollout(first.rollout_id).tags == {"env": "tickets", "step": "2", "user": "u"}
+    world.feedback(1.0, rollout="chat")
+    world.call("chat", [4], tags={"step": "4"})
+    assert world.rollout(first.rollout_id).tags == {"env": "tickets", "step": "2", "user": "u"}

@@ -3,8 +3,7 @@ import pytest
 from app.db.repositories.policies import lock_policy
 from app.rollouts.lifecycle import close_rollout
 from app.rollouts.sweeps import sweep_idle, sweep_orphans, sweep_stale
-from tests.integration.store.test_learning import version_row
-from tests.integration.store.world import World
+from tests.integration.store.world import World, version_row
 
 
 def idle(world: World) -> int:
@@ -113,3 +112,15 @@ def test_a_turn_that_is_not_trained_makes_no_rollout_stale(world: World) -> None
             session.add(version_row(policy, number, number - 1))
         policy.head = 3
         assert sweep_stale(session) == 0
+
+
+def test_settings_of_another_release_do_not_stop_the_sweep(world: World) -> None:
+    old = world.rewarded(version=0)
+    with world.database.write() as session:
+        policy = lock_policy(session, world.policy_id)
+        policy.settings = {**policy.settings, "renamed_since": 1}
+        for number in (1, 2, 3):
+            session.add(version_row(policy, number, number - 1))
+        policy.head = 3
+        assert sweep_stale(session) == 1
+    assert world.state(old) == ("skipped", "stale")

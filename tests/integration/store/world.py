@@ -56,6 +56,7 @@ class World:
         key: ApiKey | None = None,
         version: int = 0,
         untrainable: SkipReason | None = None,
+        tags: dict[str, Any] | None = None,
     ) -> Begun:
         new = NewInteraction(
             id=uuid7(),
@@ -70,7 +71,7 @@ class World:
             detail=None,
             request=b"{}",
             replica="http://engine",
-            tags={},
+            tags=tags or {},
         )
         return self.write(lambda session: begin_interaction(session, new))
 
