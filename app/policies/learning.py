@@ -41,7 +41,7 @@ class LearningSettings(BaseModel):
     gamma: float = Field(1.0, gt=0, le=1)
     whiten_advantages: bool = False
     whiten_floor: float = Field(0.1, gt=0)
-    anchor_coefficient: float = Field(0.05, ge=0)
+    anchor_coefficient: float = Field(0.02, ge=0)
     """Weight of the forward KL(base || pi), the exploration floor of an endpoint that must follow change."""
     anchor_follows_shortfall: bool = True
     """Whether that weight is multiplied by what is left to gain (see `lr_follows_shortfall`): no pull towards the base

@@ -145,7 +145,7 @@ def test_a_preset_replaces_what_it_sets(http):
     assert changed["centring"] == 0.0
     assert changed["min_rollouts"] == 2
     back = http.patch("/admin/policies/default", json={"settings": {"preset": "online"}}).json()["settings"]
-    assert (back["policy_steps"], back["anchor_coefficient"], back["whiten_advantages"]) == (2, 0.05, False)
+    assert (back["policy_steps"], back["anchor_coefficient"], back["whiten_advantages"]) == (2, 0.02, False)
 
 
 def test_a_new_policy_shares_the_base_model_and_is_prepared_later(http, world: World):
