@@ -14,7 +14,7 @@ from app.db.repositories.pages import RolloutFilter, feedback_of, full_interacti
 from app.db.repositories.rollouts import sampled
 from app.feedback.endpoints import checked_identifier
 from app.feedback.views import interaction_view, rollout_row, rollout_view
-from app.rollouts.lifecycle import find_rollout
+from app.rollouts.reach import find_rollout
 from app.rollouts.states import RolloutState, SkipReason
 from app.service import ServiceDep
 

@@ -16,7 +16,8 @@ from app.feedback.requests import FeedbackRequest
 from app.feedback.rules import apply_feedback
 from app.feedback.views import rollout_view
 from app.inference.labels import IDENTIFIER
-from app.rollouts.lifecycle import close_rollout, find_rollout
+from app.rollouts.lifecycle import close_rollout
+from app.rollouts.reach import find_rollout
 from app.service import ServiceDep
 
 router = APIRouter(prefix="/v1", tags=["feedback"])

@@ -29,7 +29,8 @@ from app.db.repositories.versions import parent_chain
 from app.errors import Conflict, InvalidRequest, NotFound
 from app.feedback.messages import describe
 from app.policies.learning import stored_max_staleness
-from app.rollouts.lifecycle import find_rollout, may_reach, settle, transition
+from app.rollouts.lifecycle import settle, transition
+from app.rollouts.reach import find_rollout, may_reach
 from app.rollouts.rewards import count_feedback
 from app.rollouts.states import FeedbackStatus, InteractionState, RolloutState, SkipReason
 from app.rollouts.trainability import too_old

@@ -11,11 +11,10 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 from uuid_utils.compat import uuid7
 
-from app.db.models import ApiKey, Interaction, Rollout
+from app.db.models import Interaction, Rollout
 from app.db.repositories.feedback import has_environment_error
 from app.db.repositories.rollouts import (
     completed_interactions,
-    find_rollouts,
     interaction_outcomes,
     lock_interaction,
     lock_named_rollout,
@@ -28,6 +27,8 @@ from app.rollouts.parents import find_parent
 from app.rollouts.states import TRANSITIONS, InteractionState, RolloutState, SkipReason
 from app.rollouts.trainability import Outcome, verdict
 
+MAX_INTERACTIONS = 1000
+"""Of one rollout: each call is compared with all before it, and an update reads them all."""
 TICK = timedelta(microseconds=1)
 """The finest step of time that every database keeps."""
 
@@ -81,9 +82,20 @@ class Completed:
 
 
 def begin_interaction(session: Session, new: NewInteraction) -> Begun:
-    """Log a request before it runs; finds or creates its rollout."""
+    """Log a request before it runs; finds or creates its rollout.
+
+    Raises:
+        Conflict: rollout_full.
+    """
     rollout, now, is_new = _rollout_of(session, new)
     earlier = [] if is_new else completed_interactions(session, rollout.id)
+    if len(earlier) >= MAX_INTERACTIONS:
+        raise Conflict(
+            f"The rollout {new.client_rollout_id!r} has {MAX_INTERACTIONS} interactions, which is as many as one may "
+            "have: post its final reward or close it, and give the next episode an id of its own.",
+            code="rollout_full",
+            param="rollout_id",
+        )
     parent_id, known = find_parent(new.prompt_ids, earlier)
     reason, detail = new.untrainable, new.detail
     if rollout.closing or rollout.state != RolloutState.OPEN:
@@ -153,46 +165,6 @@ def close_rollout(session: Session, rollout: Rollout) -> None:
         rollout.closing = True
         settle(session, rollout, now)
     session.flush()
-
-
-def find_rollout(session: Session, *, key: ApiKey, policy_id: UUID | None, identifier: str) -> Rollout:
-    """The rollout with this id (ours, or the client's) that the key may reach.
-
-    A key reaches its own rollouts; one with `admin`, or with `feedback` but without `inference`, every rollout of its
-    policies. A name that the key gave itself means its own rollout, whoever else used that name.
-
-    Raises:
-        NotFound: rollout_not_found. Conflict: rollout_ambiguous: several rollouts bear this client's id.
-    """
-    within = key.policy_id or policy_id
-    found = find_rollouts(session, identifier, key_id=key.id, policy_id=within)
-    if not found and _reaches_everyones(key):
-        found = find_rollouts(session, identifier, key_id=None, policy_id=within)
-    # a key that is bound to one policy reaches no other, whatever was asked for
-    found = [rollout for rollout in found if policy_id is None or rollout.policy_id == policy_id]
-    if not found:
-        raise NotFound(
-            f"There is no rollout {identifier!r} that this key may reach; use the id from the reply's X-Rollout-Id "
-            "header, or the name that the same key gave it.",
-            code="rollout_not_found",
-            param="rollout_id",
-        )
-    if len(found) > 1:
-        raise Conflict(
-            f"Several rollouts are named {identifier!r}; use the id from the reply's X-Rollout-Id header.",
-            code="rollout_ambiguous",
-            param="rollout_id",
-        )
-    return found[0]
-
-
-def may_reach(key: ApiKey, rollout: Rollout) -> bool:
-    """The rule of `find_rollout` for a rollout at hand."""
-    return key.policy_id in (None, rollout.policy_id) and (_reaches_everyones(key) or rollout.key_id == key.id)
-
-
-def _reaches_everyones(key: ApiKey) -> bool:
-    return "admin" in key.scopes or ("feedback" in key.scopes and "inference" not in key.scopes)
 
 
 def transition(rollout: Rollout, to: RolloutState, reason: SkipReason | None = None) -> None:

@@ -16,7 +16,9 @@ from app.db.repositories.rollouts import sampled
 from app.db.session import Database
 from app.db.types import clock
 from app.errors import Conflict, NotFound
-from app.rollouts.lifecycle import abort_interaction, close_rollout, complete_interaction, find_rollout
+from app.rollouts import lifecycle
+from app.rollouts.lifecycle import abort_interaction, close_rollout, complete_interaction
+from app.rollouts.reach import find_rollout
 from app.rollouts.segments import segments
 from app.rollouts.states import SkipReason
 from tests.integration.store.world import SMALL, World, completed
@@ -263,3 +265,15 @@ def test_later_calls_add_to_a_rollouts_tags_until_it_is_closed(world: World) -> 
     world.feedback(1.0, rollout="chat")
     world.call("chat", [4], tags={"step": "4"})
     assert world.rollout(first.rollout_id).tags == {"env": "tickets", "step": "2", "user": "u"}
+
+
+def test_a_rollout_that_is_never_closed_is_full_at_some_point(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "MAX_INTERACTIONS", 2)
+    first = world.call("agent", [1])
+    world.call("agent", [2])
+    with pytest.raises(Conflict) as caught:
+        world.call("agent", [3])
+    assert caught.value.code == "rollout_full"
+    world.feedback(1.0, rollout="agent")
+    assert world.state(first.rollout_id) == ("ready", None)
+    assert world.call("another", [3]).rollout_id != first.rollout_id
