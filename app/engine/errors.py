@@ -25,6 +25,10 @@ class EngineOverloaded(EngineError):
     """The waiting queue is full (503): nothing was sampled, try again later."""
 
 
+class EngineSlow(EngineError):
+    """No answer in time. It may have read the request and be at work on it, or let it wait in its queue."""
+
+
 class InvalidForEngine(EngineError):
     """The engine refused the request itself (400)."""
 

@@ -9,6 +9,7 @@ from app.engine.errors import (
     AdapterNotLoaded,
     EngineError,
     EngineOverloaded,
+    EngineSlow,
     EngineUnreachable,
     InvalidForEngine,
     PromptTooLong,
@@ -25,13 +26,13 @@ _NO_TOKEN_LEFT = "max_tokens must be at least 1, got 0"
 
 @contextmanager
 def transport_errors(url: str) -> Iterator[None]:
-    """Turns httpx's errors into ours: unreachable before a connection stands, EngineError afterwards."""
+    """Turns httpx's errors into ours: unreachable before a connection stands, afterwards slow or a plain EngineError."""
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         raise EngineUnreachable(f"cannot connect to the engine at {url}: {error}") from error
     except httpx.TimeoutException as error:
-        raise EngineError(f"the engine at {url} did not answer in time: {error!r}") from error
+        raise EngineSlow(f"the engine at {url} did not answer in time: {error!r}") from error
     except httpx.HTTPError as error:
         raise EngineError(f"the connection to the engine at {url} broke: {error!r}") from error
 

@@ -15,7 +15,14 @@ from app.db.repositories.events import add_event
 from app.db.session import Database
 from app.db.types import clock
 from app.engine.control_client import ControlClient
-from app.engine.errors import AdapterNotLoaded, AdapterRejected, EngineError, EngineOverloaded, EngineUnreachable
+from app.engine.errors import (
+    AdapterNotLoaded,
+    AdapterRejected,
+    EngineError,
+    EngineOverloaded,
+    EngineSlow,
+    EngineUnreachable,
+)
 from app.policies.canary import Comparison, Reading, Verdict, compare, judge, rejects, with_sample
 from app.policies.plan import Plan, Step, make_plan
 
@@ -150,8 +157,11 @@ class ReplicaPass:
             if version.adapter_name not in self._loaded:
                 self._load(version)
             comparison = self._compare(step)
-        except (EngineUnreachable, EngineOverloaded) as error:
-            log.warning("deployment_postponed", replica=self._url, adapter=version.adapter_name, error=error.message)
+        except EngineUnreachable as error:  # the next look at it says so
+            log.warning("engine_lost", replica=self._url, adapter=version.adapter_name, error=error.message)
+            return False
+        except (EngineOverloaded, EngineSlow) as error:
+            self._postpone(version, error.message)
             return False
         except EngineError as error:
             if not self._probe.health(self._url):
@@ -221,6 +231,17 @@ class ReplicaPass:
             deployments.go_live(session, version.policy_id)
         log.info("version_deployed", replica=self._url, adapter=version.adapter_name, verdict=verdict,
                  score=comparison and comparison.score)  # fmt: skip
+
+    def _postpone(self, version: PolicyVersion, error: str) -> None:
+        """A busy engine says nothing about the version: no try is counted. In words that stay the same meanwhile."""
+        log.warning("deployment_postponed", replica=self._url, adapter=version.adapter_name, error=error)
+        with self._database.write() as session:
+            deployments.postpone_deployment(
+                session,
+                self._replica.id,
+                version,
+                f"{self._url} is too busy to load and check it; it is tried again until the engine answers in time",
+            )
 
     def _fail(self, version: PolicyVersion, error: str, comparison: Comparison | None) -> None:
         log.error("deployment_failed", replica=self._url, adapter=version.adapter_name, error=error)

@@ -102,6 +102,15 @@ def finish_deployment(
         session.get_one(Replica, replica_id).noise = list(noise)
 
 
+def postpone_deployment(session: Session, replica_id: UUID, version: PolicyVersion, why: str) -> None:
+    """It could not be loaded and checked now, which is no fault of its own. Said once for as long as `why` stays."""
+    row = _deployment(session, replica_id, version.id)
+    if row.error != why:
+        add_event(session, "deployment_postponed", f"version {version.number}: {why}", policy_id=version.policy_id)
+    row.error = why
+    row.updated_at = clock(session)
+
+
 def fail_deployment(
     session: Session,
     replica_id: UUID,

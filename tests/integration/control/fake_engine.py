@@ -32,6 +32,8 @@ class FakeEngine:
         self.loads_first: set[str] = set()
         """Adapter names that somebody else loads just before the load that is asked for."""
         self.load_s = 0.0
+        self.busy = threading.Event()
+        """Set: whatever asks for tokens waits in the queue until it is cleared."""
         self.silent = threading.Event()
         """Set: accept connections and answer nothing until it is cleared."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -63,6 +65,8 @@ class FakeEngine:
         if path == "/v1/unload_lora_adapter":
             del self.adapters[name]
             return 200, {}
+        while self.busy.is_set():
+            time.sleep(0.02)
         top = logprobs(self.serves_instead.get(name, self.adapters[name]), body["prompt"])
         return 200, {"choices": [{"logprobs": {"top_logprobs": [{f"token_id:{k}": v for k, v in top.items()}]}}]}
 
@@ -110,4 +114,5 @@ def running_engine() -> Iterator[FakeEngine]:
         yield engine
     finally:
         engine.silent.clear()
+        engine.busy.clear()
         engine.stop()

@@ -9,6 +9,7 @@ from app.db.models import PolicyVersion, Replica
 from app.db.repositories.deployments import retry_version
 from app.engine.replicas import Router
 from app.errors import ApiError, Conflict, NotFound, Unavailable
+from app.policies import deploy
 from app.rollouts.learning import Idle, claim_update
 from app.rollouts.states import DeploymentState, VersionStatus
 from tests.integration.control.conftest import Make, World, pick
@@ -111,6 +112,25 @@ def test_a_rejected_load_is_tried_three_times_and_the_old_version_stays(
     assert world.events() == ["deployment_failed", "version_rejected"]
     tick()
     assert engine.loads.count("default-v1") == 3
+
+
+def test_a_busy_engine_puts_a_version_off_and_does_not_fail_it(
+    world: World, engine: FakeEngine, deployer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its canary's probes wait in the queue for longer than anybody waits for them."""
+    monkeypatch.setattr(deploy, "WORK_TIMEOUT_S", 0.2)
+    tick = deployer(engine.url).tick
+    tick()
+    world.add_version(1)
+    engine.busy.set()
+    for _ in range(4):
+        tick()
+    assert (world.status(1), world.version(1).deploy_attempts, world.live) == (VersionStatus.CANDIDATE, 0, 0)
+    assert "too busy" in str(world.deployment(1).error)
+    assert world.events() == ["deployment_postponed"], "once, not at every tick"
+    engine.busy.clear()
+    tick()
+    assert (world.live, world.deployment(1).error) == (1, None)
 
 
 def test_a_rejected_version_is_tried_again_when_told_and_learning_goes_on(
