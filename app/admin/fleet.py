@@ -47,6 +47,7 @@ def _replicas(session: Session) -> list[Json]:
             "healthy": replica.healthy,
             "removed": replica.removed,
             "error": replica.error,
+            "base_model": replica.base_model,
             "seen_at": moment(replica.seen_at),
             "deployments": [
                 {

@@ -314,6 +314,8 @@ class Replica(Base):
     healthy: Mapped[bool] = mapped_column(Boolean, default=False)
     error: Mapped[str | None] = mapped_column(Text)
     seen_at: Mapped[datetime | None]
+    base_model: Mapped[str | None] = mapped_column(Text)
+    """The base model that it serves, as it last said itself: a directory or a hub name."""
     noise: Mapped[list[Any]] = mapped_column(JSON(), default=list)
     """Recent engine-against-learner noise figures of the canary, newest last."""
     removed: Mapped[bool] = mapped_column(Boolean, default=False)

@@ -9,7 +9,8 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from app.db.repositories.replicas import RouteRow, live_number, routes
+from app.db.models import Policy
+from app.db.repositories.replicas import RouteRow, is_unserved, routes
 from app.db.session import Database
 from app.errors import ApiError, NotFound, Unavailable
 
@@ -55,7 +56,8 @@ class Router:
 
         Raises:
             NotFound: version_not_loaded (a pinned version that no replica has loaded).
-            Unavailable: policy_preparing (nothing was deployed yet), no_replica (no healthy engine has it).
+            Unavailable: policy_preparing (nothing was deployed yet), no_replica (no healthy engine has it),
+                base_model_not_served (every engine serves another base model).
         """
         return self.choose(await asyncio.to_thread(self._read, policy_id, number, avoid))
 
@@ -73,10 +75,18 @@ def candidates(session: Session, policy_id: UUID, number: int | None, avoid: Col
     rows = [row for row in routes(session, policy_id, number) if row.url not in avoid]
     if rows:
         return rows
-    raise _nothing_loaded(number, live_number(session, policy_id))
+    raise _nothing_loaded(session, session.get_one(Policy, policy_id), number)
 
 
-def _nothing_loaded(number: int | None, live: int | None) -> ApiError:
+def _nothing_loaded(session: Session, policy: Policy, number: int | None) -> ApiError:
+    live = policy.live
+    if is_unserved(session, policy.base_model):
+        return Unavailable(
+            "No engine serves the base model of this policy. An operator must start one on it; /admin/events says "
+            "which base model it is, /admin/replicas what each engine serves.",
+            code="base_model_not_served",
+            headers={"Retry-After": RETRY_AFTER_S},
+        )
     if live is None:
         return Unavailable(
             "This policy is being prepared: its first version is not loaded yet. Try again in a few seconds.",

@@ -26,7 +26,7 @@ _NO_TOKEN_LEFT = "max_tokens must be at least 1, got 0"
 
 @contextmanager
 def transport_errors(url: str) -> Iterator[None]:
-    """Turns httpx's errors into ours: unreachable before a connection stands, afterwards slow or a plain EngineError."""
+    """Turns httpx's errors into ours: unreachable before a connection stands, later slow, or a plain EngineError."""
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:

@@ -1,7 +1,7 @@
 """Deployment as reconciliation: the database says what should be loaded where; a tick makes every replica match.
 
 Done by `control` alone. Replicas are worked on side by side, each by one process at a time (its row says whose), so a
-dead or slow one holds up no other. A version goes live when it is verified on every healthy replica.
+dead or slow one holds up no other. A version goes live when it is verified on every healthy replica of its base model.
 """
 
 import os
@@ -10,8 +10,13 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from uuid import UUID, uuid4
 
+import structlog
+
 from app.db.models import Replica
 from app.db.repositories import deployments, replicas
+from app.db.repositories.events import add_event
+from app.db.repositories.policies import list_policies
+from app.db.repositories.replicas import is_unserved
 from app.db.session import Database
 from app.engine.control_client import ControlClient
 from app.policies.canary import Reading
@@ -20,6 +25,8 @@ from app.policies.reconcile import ReplicaPass
 PROBE_TIMEOUT_S = 5.0
 WORK_TIMEOUT_S = 60.0
 MAX_REPLICAS_AT_ONCE = 16
+
+log = structlog.get_logger()
 
 
 class Deployer:
@@ -38,6 +45,7 @@ class Deployer:
         self._pool = ThreadPoolExecutor(MAX_REPLICAS_AT_ONCE, thread_name_prefix="replica")
         self._running: dict[UUID, Future[None]] = {}
         self._readings: dict[UUID, dict[str, list[Reading]]] = {}
+        self._unserved: set[UUID] = set()
 
     def tick(self, wait_s: float = 2.0) -> None:
         """Begin a pass over every replica that has none, wait for them up to `wait_s`, and promote what is ready.
@@ -52,6 +60,7 @@ class Deployer:
         ended, _ = wait(self._running.values(), timeout=wait_s)
         self._running = {key: future for key, future in self._running.items() if future not in ended}
         self._promote()
+        self._tell_unserved()
         for future in ended:
             future.result()
 
@@ -77,3 +86,19 @@ class Deployer:
         for policy_id in ready:
             with self._database.write() as session:
                 deployments.go_live(session, policy_id)
+
+    def _tell_unserved(self) -> None:
+        """Say it once: a policy on whose base model no engine runs waits until somebody starts one."""
+        with self._database.read() as session:
+            policies = {policy.id: policy for policy in list_policies(session)}
+            unserved = {key for key, policy in policies.items() if is_unserved(session, policy.base_model)}
+        for policy_id in unserved - self._unserved:
+            policy = policies[policy_id]
+            message = (
+                f"No engine serves the base model of the policy {policy.name}, {policy.base_model}: start one on it, "
+                "and add its URL to EVERGREEN_ENGINE_URLS. /admin/replicas shows what each engine serves."
+            )
+            log.error("base_model_not_served", policy=policy.name, base_model=policy.base_model)
+            with self._database.write() as session:
+                add_event(session, "base_model_not_served", message, policy_id=policy_id)
+        self._unserved = unserved

@@ -61,6 +61,7 @@ class ReplicaPass:
         self._replica = replica
         self._url = replica.url
         self._owner = owner
+        self._base_model: str | None = None
         self._loaded: set[str] = set()
         self._readings = readings
 
@@ -100,7 +101,7 @@ class ReplicaPass:
             keeper.join()
 
     def _look(self) -> bool:
-        """Whether it answers; notes what it has loaded."""
+        """Whether it answers; notes what it serves."""
         try:
             served = self._probe.models(self._url)
         except EngineError as error:
@@ -108,11 +109,12 @@ class ReplicaPass:
             with self._database.write() as session:
                 replicas.note_unreachable(session, self._replica.id, error.message, grace_s=grace_s)
             return False
+        self._base_model = next((model.root for model in served if model.parent is None), None)
         self._loaded = {model.id for model in served if model.parent is not None}
         for name in self._readings.keys() - self._loaded:
             del self._readings[name]
         with self._database.write() as session:
-            replicas.note_reachable(session, self._replica.id, self._loaded)
+            replicas.note_reachable(session, self._replica.id, self._base_model, self._loaded)
         return True
 
     def _converge(self) -> None:
@@ -126,7 +128,7 @@ class ReplicaPass:
     def _plan(self) -> Plan:
         with self._database.read() as session:
             deployed = deployments.deployments_on(session, self._replica.id)
-            return make_plan(deployments.wanted(session), deployed, clock(session))
+            return make_plan(deployments.wanted(session, self._base_model), deployed, clock(session))
 
     def _unload(self, plan: Plan) -> None:
         with self._database.read() as session:

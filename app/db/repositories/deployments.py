@@ -11,8 +11,10 @@ from sqlalchemy.orm import Session
 from app.db.models import Deployment, Policy, PolicyVersion, Replica
 from app.db.repositories.events import add_event
 from app.db.repositories.policies import lock_policy
+from app.db.repositories.replicas import replicas_for
 from app.db.types import clock, db_now
 from app.errors import Conflict, NotFound
+from app.policies.bases import is_same_base
 from app.rollouts.states import DeploymentState, VersionStatus
 
 WINDOW = 8
@@ -21,7 +23,7 @@ WINDOW = 8
 
 @dataclass(frozen=True)
 class Wanted:
-    """What one policy wants loaded on every replica; detached rows."""
+    """What one policy wants loaded on every replica of its base model; detached rows."""
 
     policy_id: UUID
     probes: list[list[int]] | None
@@ -35,11 +37,12 @@ class Wanted:
     """Version 0: the canary's reference where the live version is not verified yet."""
 
 
-def wanted(session: Session) -> list[Wanted]:
-    """Per policy that has a version."""
+def wanted(session: Session, base_model: str | None) -> list[Wanted]:
+    """Per policy that has a version and can be served on a replica whose base model is this one."""
     return [
         _wanted(session, policy)
         for policy in session.scalars(select(Policy).where(Policy.head.is_not(None)).order_by(Policy.name))
+        if is_same_base(base_model, policy.base_model)
     ]
 
 
@@ -219,19 +222,17 @@ def unload_deployments(session: Session, replica_id: UUID, adapter_names: Collec
 
 
 def next_live(session: Session, policy_id: UUID) -> int | None:
-    """The newest candidate that is verified on every healthy replica."""
-    healthy = session.scalar(select(func.count()).select_from(Replica).where(Replica.healthy, ~Replica.removed))
+    """The newest candidate that is verified on every healthy replica of the policy's base model."""
+    base_model = session.get_one(Policy, policy_id).base_model
+    healthy = [replica.id for replica in replicas_for(session, base_model) if replica.healthy]
     if not healthy:
         return None
     verified_on = (
         select(func.count())
-        .select_from(Deployment)
-        .join(Replica, Replica.id == Deployment.replica_id)
         .where(
             Deployment.version_id == PolicyVersion.id,
             Deployment.state == DeploymentState.VERIFIED,
-            Replica.healthy,
-            ~Replica.removed,
+            Deployment.replica_id.in_(healthy),
         )
         .scalar_subquery()
     )
@@ -240,7 +241,7 @@ def next_live(session: Session, policy_id: UUID) -> int | None:
         .where(
             PolicyVersion.policy_id == policy_id,
             PolicyVersion.status == VersionStatus.CANDIDATE,
-            verified_on == healthy,
+            verified_on == len(healthy),
         )
         .order_by(PolicyVersion.number.desc())
         .limit(1)
@@ -274,7 +275,7 @@ def go_live(session: Session, policy_id: UUID) -> int | None:
 
 
 def policies_to_promote(session: Session) -> list[UUID]:
-    """Policies with a candidate that is verified on every healthy replica."""
+    """Policies with a candidate that is verified on every healthy replica of their base model."""
     candidates = select(PolicyVersion.policy_id).where(PolicyVersion.status == VersionStatus.CANDIDATE).distinct()
     return [policy_id for policy_id in session.scalars(candidates) if next_live(session, policy_id) is not None]
 

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from app.db.models import Deployment, Policy, PolicyVersion, Replica
 from app.db.repositories.events import add_event
 from app.db.types import clock, db_now
+from app.policies.bases import is_same_base
 from app.rollouts.states import DeploymentState
 
 
@@ -44,10 +45,6 @@ def routes(session: Session, policy_id: UUID, number: int | None) -> list[RouteR
     return [RouteRow(*row) for row in session.execute(query)]
 
 
-def live_number(session: Session, policy_id: UUID) -> int | None:
-    return session.scalar(select(Policy.live).where(Policy.id == policy_id))
-
-
 def sync_replicas(session: Session, urls: Sequence[str]) -> None:
     """Make the rows those of `urls`: new ones are added, others marked removed."""
     rows = {row.url: row for row in session.scalars(select(Replica))}
@@ -64,6 +61,16 @@ def sync_replicas(session: Session, urls: Sequence[str]) -> None:
 
 def active_replicas(session: Session) -> list[Replica]:
     return list(session.scalars(select(Replica).where(~Replica.removed).order_by(Replica.url)))
+
+
+def replicas_for(session: Session, base_model: str) -> list[Replica]:
+    """Active replicas that serve this base model, as far as they have said which."""
+    return [replica for replica in active_replicas(session) if is_same_base(replica.base_model, base_model)]
+
+
+def is_unserved(session: Session, base_model: str) -> bool:
+    """Whether there are replicas, and every one of them serves another base model."""
+    return bool(active_replicas(session)) and not replicas_for(session, base_model)
 
 
 def take_replica(session: Session, replica_id: UUID, owner: str, ttl_s: float) -> bool:
@@ -85,9 +92,13 @@ def release_replica(session: Session, replica_id: UUID, owner: str) -> None:
     )
 
 
-def note_reachable(session: Session, replica_id: UUID, loaded: Collection[str]) -> None:
+def note_reachable(session: Session, replica_id: UUID, base_model: str | None, loaded: Collection[str]) -> None:
     """It answered, with these adapters loaded. What it lost (it was restarted) is no longer deployed there."""
-    session.execute(update(Replica).where(Replica.id == replica_id).values(healthy=True, error=None, seen_at=db_now()))
+    session.execute(
+        update(Replica)
+        .where(Replica.id == replica_id)
+        .values(healthy=True, error=None, seen_at=db_now(), base_model=base_model)
+    )
     lost = session.execute(
         select(Deployment.id, PolicyVersion.adapter_name)
         .join(PolicyVersion, PolicyVersion.id == Deployment.version_id)

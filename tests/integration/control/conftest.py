@@ -69,12 +69,13 @@ def second_engine() -> Iterator[FakeEngine]:
 class World:
     """One policy, its versions, and shortcuts to what the database says of them."""
 
-    def __init__(self, database: Database, folder: Path):
+    def __init__(self, database: Database, folder: Path, name: str = "default", base_model: str = "/base"):
         self.database = database
         self.folder = folder
+        self.name = name
         folder.mkdir(exist_ok=True)
         with database.write() as session:
-            policy = Policy(name="default", base_model="/base", settings=LearningSettings().model_dump(mode="json"),
+            policy = Policy(name=name, base_model=base_model, settings=LearningSettings().model_dump(mode="json"),
                             probes=PROBES)  # fmt: skip
             session.add(policy)
             session.flush()
@@ -82,7 +83,7 @@ class World:
         self.add_version(0)
 
     def path(self, number: int) -> Path:
-        return self.folder / f"default-v{number}"
+        return self.folder / f"{self.name}-v{number}"
 
     def add_version(self, number: int) -> UUID:
         """As the learner does: files, then the row, with the probe's log-probs under the learner's own noise."""
@@ -97,7 +98,7 @@ class World:
         with self.database.write() as session:
             row = PolicyVersion(
                 policy_id=self.policy_id, number=number, parent=number - 1 if number else None, sha256="0" * 64,
-                adapter_name=f"default-v{number}", path=str(self.path(number)), probe=probe,
+                adapter_name=f"{self.name}-v{number}", path=str(self.path(number)), probe=probe,
             )  # fmt: skip
             session.add(row)
             session.execute(update(Policy).where(Policy.id == self.policy_id).values(head=number))
@@ -107,7 +108,7 @@ class World:
     @property
     def live(self) -> int | None:
         with self.database.read() as session:
-            return session.scalars(select(Policy.live)).one()
+            return session.scalars(select(Policy.live).where(Policy.id == self.policy_id)).one()
 
     def version(self, number: int) -> PolicyVersion:
         with self.database.read() as session:

@@ -24,6 +24,8 @@ def logprobs(adapter: str | Path, prompt: list[int]) -> dict[int, float]:
 
 class FakeEngine:
     def __init__(self) -> None:
+        self.base = "/base"
+        """What it was started on."""
         self.adapters: dict[str, str] = {}
         self.loads: list[str] = []
         self.rejects: set[str] = set()
@@ -54,7 +56,7 @@ class FakeEngine:
         if path == "/health":
             return 200, {}
         if path == "/v1/models":
-            base = {"id": "base", "root": "/base", "parent": None, "max_model_len": 64}
+            base = {"id": "base", "root": self.base, "parent": None, "max_model_len": 64}
             return 200, {"data": [base, *({"id": name, "root": root, "parent": "base"}
                                           for name, root in self.adapters.items())]}  # fmt: skip
         if path == "/v1/load_lora_adapter":

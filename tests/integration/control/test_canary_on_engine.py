@@ -51,7 +51,7 @@ def test_a_swap_that_silently_did_not_happen_is_caught_and_made_good(world: Worl
     for number in (1, 2):
         world.add_version(number)
     with world.database.write() as session:
-        session.execute(update(Policy).values(probes=PROBES, head=0))
+        session.execute(update(Policy).values(probes=PROBES, head=0, base_model=str(base)))
         for number, path in paths.items():
             session.execute(
                 update(PolicyVersion)
