@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
+import structlog
 from fastapi import FastAPI
 
 from app import handlers, health, metrics
@@ -13,8 +13,11 @@ from app.auth import KeyCache
 from app.db.repositories.policies import list_policies
 from app.feedback import endpoints as feedback
 from app.inference import endpoints as inference
+from app.inference.base_model import ModelUnreadable
 from app.service import Service
 from app.settings import Settings, get_settings
+
+log = structlog.get_logger(__name__)
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -49,7 +52,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
 
 async def _load_renderers(service: Service) -> None:
-    """Before the first request, so that none waits for it. A model that is not there yet is loaded when it is."""
+    """Before the first request, so that none waits for it. A model that cannot be read (yet) holds up no other: it is
+    tried again by the requests to its policies."""
     for base_model in {policy.base_model for policy in await service.read(list_policies)}:
-        if (Path(base_model) / "config.json").exists():
-            await service.renderers.get(base_model)
+        try:
+            await service.renderers.load(base_model)
+        except ModelUnreadable as error:
+            log.warning("base_model_unreadable", base_model=base_model, error=str(error))

@@ -1,6 +1,7 @@
 """/admin/policies: the named models, their settings and versions, learning on and off."""
 
-from pathlib import Path
+import asyncio
+import os
 from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Query, Request
@@ -18,8 +19,9 @@ from app.db.repositories.policies import create_policy, get_policy, list_policie
 from app.db.repositories.versions import list_versions, pin_version
 from app.errors import Conflict, InvalidRequest
 from app.feedback.views import moment
+from app.inference.base_model import ModelAbsent, ModelUnreadable
 from app.policies.learning import PAPER, LearningSettings
-from app.service import ServiceDep
+from app.service import Service, ServiceDep
 
 router = APIRouter(prefix="/admin", tags=["admin"])
 
@@ -66,12 +68,13 @@ async def create(request: Request, service: ServiceDep, key: AdminKey) -> Json:
     value, _ = await read_object(request)
     new = validated(NewPolicy, value)
     settings = _settings(new.settings or {})
+    base_model = await _base_model(service, new.base_model)
 
     def work(session: Session) -> Json:
         policy = create_policy(
             session,
             name=new.name,
-            base_model=_base_model(session, new.base_model),
+            base_model=base_model,
             settings=settings,
             sampling=new.sampling or "honour",
             reward_min=-1.0 if new.reward_min is None else new.reward_min,
@@ -177,17 +180,24 @@ def _settings(value: dict[str, Any]) -> LearningSettings:
         raise invalid_fields(cast(list[ErrorDetails], errors), {"settings": value}) from None
 
 
-def _base_model(session: Session, directory: str | None) -> str:
-    known = list_policies(session)
+async def _base_model(service: Service, directory: str | None) -> str:
+    """The directory as it is stored. One that the gateway could not serve afterwards is refused. InvalidRequest."""
+    known = await service.read(list_policies)
     if directory is None and known:
         return known[0].base_model
-    if directory is None or not (Path(directory) / "config.json").is_file():
+    try:
+        if directory is None:
+            raise ModelAbsent("there is no policy yet whose base model could be used")
+        resolved = await asyncio.to_thread(os.path.realpath, directory)
+        await service.renderers.load(resolved)
+    except ModelUnreadable as error:
         raise InvalidRequest(
-            "'base_model' must be a directory on this machine that holds a model in Hugging Face layout.",
+            "'base_model' must be a directory on this machine that holds a model in Hugging Face layout, with a "
+            f"tokenizer.json: {error}.",
             code="invalid_value",
             param="base_model",
-        )
-    return str(Path(directory).resolve())
+        ) from None
+    return resolved
 
 
 def _policy(policy: Policy) -> Json:

@@ -5,11 +5,9 @@ Models whose chat template is ChatML get the typed renderer; others their own te
 """
 
 import asyncio
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jinja2 import TemplateError
 from renderers import AutoRendererConfig, Message, Renderer, create_renderer
@@ -17,6 +15,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from app.errors import InvalidRequest, Unavailable
+from app.inference.base_model import ModelAbsent, ModelUnreadable, read_base_model
 from app.inference.chatml import END, START, ChatMLConfig, ChatMLRenderer
 
 _PROBES: tuple[list[dict[str, str]], ...] = (
@@ -62,13 +61,11 @@ class ChatRenderer:
     """What the gateway needs of a base model: its tokens, its chat format, its context length."""
 
     def __init__(self, directory: Path):
-        """Raises FileNotFoundError where the directory holds no config.json or no fast tokenizer."""
-        config: dict[str, Any] = json.loads((directory / "config.json").read_text())
-        if not (directory / "tokenizer.json").exists():
-            raise FileNotFoundError(f"{directory} holds no tokenizer.json")
-        hugging_face = PreTrainedTokenizerFast.from_pretrained(directory)
-        self.context_length = int(config["max_position_embeddings"])
-        self.vocabulary_size = int(config["vocab_size"])
+        """Raises ModelUnreadable where the directory holds no model as it should."""
+        model = read_base_model(directory)
+        hugging_face = model.tokenizer
+        self.context_length = model.context_length
+        self.vocabulary_size = model.vocabulary_size
         self.tokenizer = PlainTextTokenizer(hugging_face)
         self.renderer: Renderer | None = None
         self._forbidden: re.Pattern[str] | None = None
@@ -78,6 +75,8 @@ class ChatRenderer:
             self.renderer = _chatml(hugging_face, self.tokenizer)
         except TemplateError:  # it refuses one of the probes, which ChatML would take
             self.renderer = None
+        except (TypeError, ValueError, LookupError, AttributeError) as error:  # nor does it know what messages are
+            raise ModelUnreadable(f"the chat template in {directory} fails: {error!r}") from error
         if self.renderer is None:
             # These templates are rendered to one string, in which a caller's `<eos>` would be the real one
             self.renderer = create_renderer(hugging_face, AutoRendererConfig())
@@ -144,17 +143,28 @@ class Renderers:
     def __init__(self) -> None:
         self._by_directory: dict[str, ChatRenderer] = {}
 
-    async def get(self, directory: str) -> ChatRenderer:
-        """Raises Unavailable(policy_preparing) while the base model is not on disk."""
+    async def load(self, directory: str) -> ChatRenderer:
+        """Raises ModelUnreadable."""
         renderer = self._by_directory.get(directory)
         if renderer is None:
-            try:
-                renderer = await asyncio.to_thread(ChatRenderer, Path(directory))
-            except FileNotFoundError:
-                raise Unavailable(
-                    "This policy's base model is being prepared. Try again in a few seconds.",
-                    code="policy_preparing",
-                    headers={"Retry-After": "5"},
-                ) from None
+            renderer = await asyncio.to_thread(ChatRenderer, Path(directory))
             self._by_directory[directory] = renderer
         return renderer
+
+    async def get(self, directory: str) -> ChatRenderer:
+        """For a request. Raises Unavailable: policy_preparing while the base model is not on disk,
+        base_model_unreadable where what is there cannot be used."""
+        try:
+            return await self.load(directory)
+        except ModelAbsent:
+            raise Unavailable(
+                "This policy's base model is being prepared. Try again in a few seconds.",
+                code="policy_preparing",
+                headers={"Retry-After": "5"},
+            ) from None
+        except ModelUnreadable as error:
+            raise Unavailable(
+                f"This policy's base model cannot be read, and an operator must repair it: {error}.",
+                code="base_model_unreadable",
+                headers={"Retry-After": "5"},
+            ) from None

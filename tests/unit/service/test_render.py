@@ -1,7 +1,9 @@
 """Messages -> token ids: the model's own template exactly, and texts that stay texts."""
 
 import asyncio
+import errno
 import json
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from app.errors import InvalidRequest, Unavailable
+from app.inference.base_model import ModelUnreadable
 from app.inference.chatml import ChatMLRenderer
 from app.inference.render import ChatRenderer, Renderers
 from tests.tiny_tokenizer import SMOLLM2_TEMPLATE, write_tokenizer
@@ -138,6 +141,51 @@ def test_a_base_model_that_is_not_there_yet_is_being_prepared(tmp_path: Path):
         asyncio.run(renderers.get(str(tmp_path)))
     write_tokenizer(tmp_path)
     assert asyncio.run(renderers.get(str(tmp_path))).context_length == 512
+
+
+BROKEN = [
+    # file, its content (None: it is missing), words of the error
+    ("config.json", "[]", "config.json is no JSON object"),
+    ("config.json", "{", "config.json is no JSON"),
+    ("config.json", '{"vocab_size": 400}', "states no max_position_embeddings"),
+    ("config.json", '{"vocab_size": 400, "max_position_embeddings": null}', "states no max_position_embeddings"),
+    ("config.json", '{"max_position_embeddings": 512}', "states no vocab_size"),
+    ("tokenizer.json", None, "holds no tokenizer.json"),
+    ("tokenizer.json", "{", "tokenizer.json holds no tokenizer"),
+    ("tokenizer.json", "{}", "tokenizer.json holds no tokenizer"),
+    ("tokenizer_config.json", "{", "cannot be used"),
+    ("tokenizer_config.json", "[]", "cannot be used"),
+    ("chat_template.jinja", "{{ messages + 1 }}", "chat template"),
+]
+
+
+@pytest.mark.parametrize(("file", "content", "words"), BROKEN)
+def test_a_base_model_that_cannot_be_read_says_why(tmp_path: Path, file: str, content: str | None, words: str):
+    write_tokenizer(tmp_path)
+    if content is None:
+        (tmp_path / file).unlink()
+    else:
+        (tmp_path / file).write_text(content)
+    with pytest.raises(ModelUnreadable, match=words):
+        ChatRenderer(tmp_path)
+    with pytest.raises(Unavailable, match=words) as refused:
+        asyncio.run(Renderers().get(str(tmp_path)))
+    assert refused.value.code == "base_model_unreadable"
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json"])
+def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str):
+    write_tokenizer(tmp_path)
+    read_text = Path.read_text
+
+    def refusing(path: Path) -> str:
+        if path.name == file:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return read_text(path)
+
+    monkeypatch.setattr(Path, "read_text", refusing)
+    with pytest.raises(ModelUnreadable, match=f"{file} cannot be read: Permission denied"):
+        ChatRenderer(tmp_path)
 
 
 @pytest.mark.slow
