@@ -9,7 +9,8 @@ from sqlalchemy.orm import Session, aliased
 
 from app.db.models import PolicyVersion
 from app.db.repositories.policies import lock_policy
-from app.errors import NotFound
+from app.errors import Conflict, NotFound
+from app.rollouts.states import VersionStatus
 
 
 @dataclass(frozen=True)
@@ -78,14 +79,23 @@ def pin_version(session: Session, policy_id: UUID, number: int, pinned: bool) ->
     """Keep a version's files and keep it loaded, or no longer.
 
     Raises:
-        NotFound: there is no such version, or its files are gone.
+        NotFound: there is no such version, or its files are gone. Conflict: it is rejected, which keeps it from being
+            loaded.
     """
+    lock_policy(session, policy_id)  # retention decides under the same lock which files go
     version = get_version(session, policy_id, number)
     if version is None or (pinned and version.files_deleted_at is not None):
         raise NotFound(
             f"Version {number} {'does not exist' if version is None else 'has been deleted'}; "
             "GET /admin/policies/NAME/versions lists those that can be pinned.",
             code="version_not_found",
+            param="version",
+        )
+    if pinned and version.status == VersionStatus.REJECTED:
+        raise Conflict(
+            f"Version {number} was rejected, and no engine loads it: /admin/events says why. Once the cause is gone, "
+            f"POST /admin/policies/NAME/versions/{number}/retry, and pin it when it has been live.",
+            code="version_rejected",
             param="version",
         )
     version.pinned = pinned

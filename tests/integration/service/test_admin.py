@@ -100,6 +100,10 @@ def test_a_rejected_version_is_tried_again(http, world: World):
     assert http.post("/admin/policies/default/versions/9/retry").status_code == 404
     with world.database.write() as session:
         session.query(PolicyVersion).one().status = "rejected"
+    unpinnable = http.put("/admin/policies/default/versions/0", json={"pinned": True})
+    assert (unpinnable.status_code, unpinnable.json()["error"]["code"]) == (409, "version_rejected")
+    assert "versions/0/retry" in unpinnable.json()["error"]["message"]
+    assert http.put("/admin/policies/default/versions/0", json={"pinned": False}).status_code == 200
     again = http.post(retry).json()
     assert (again["number"], again["status"], again["deploy_attempts"]) == (0, "candidate", 0)
     assert [event["kind"] for event in http.get("/admin/events").json()["data"]] == ["version_retried"]
