@@ -17,6 +17,7 @@ from app.engine.control_client import ControlClient, ServedModel
 from app.engine.errors import (
     AdapterNotLoaded,
     AdapterRejected,
+    EngineBroke,
     EngineError,
     EngineOverloaded,
     EngineUnreachable,
@@ -30,6 +31,7 @@ __all__ = [
     "AdapterRejected",
     "ControlClient",
     "Delta",
+    "EngineBroke",
     "EngineClient",
     "EngineCompletion",
     "EngineError",
@@ -158,7 +160,7 @@ class EngineClient:
                             finished = finished or delta.finish_reason is not None
                             yield delta
                 if not finished:
-                    raise EngineError(f"{url} ended the stream without a finish reason")
+                    raise EngineBroke(f"{url} ended the stream without a finish reason")
             finally:
                 await response.aclose()
 

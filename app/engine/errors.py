@@ -29,6 +29,10 @@ class EngineSlow(EngineError):
     """No answer in time. It may have read the request and be at work on it, or let it wait in its queue."""
 
 
+class EngineBroke(EngineError):
+    """The connection broke, or the stream ended in the middle. Before the first token another replica can be tried."""
+
+
 class InvalidForEngine(EngineError):
     """The engine refused the request itself (400)."""
 

@@ -52,7 +52,7 @@ class Router:
 
         Args:
             number: a pinned version; None: the policy's live one.
-            avoid: replicas that this request could not reach.
+            avoid: replicas that could not serve this request.
 
         Raises:
             NotFound: version_not_loaded (a pinned version that no replica has loaded).

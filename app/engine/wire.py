@@ -7,6 +7,7 @@ import httpx
 
 from app.engine.errors import (
     AdapterNotLoaded,
+    EngineBroke,
     EngineError,
     EngineOverloaded,
     EngineSlow,
@@ -26,7 +27,7 @@ _NO_TOKEN_LEFT = "max_tokens must be at least 1, got 0"
 
 @contextmanager
 def transport_errors(url: str) -> Iterator[None]:
-    """Turns httpx's errors into ours: unreachable before a connection stands, later slow, or a plain EngineError."""
+    """Turns httpx's errors into ours: unreachable before a connection stands, slow or broken afterwards."""
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
@@ -34,7 +35,7 @@ def transport_errors(url: str) -> Iterator[None]:
     except httpx.TimeoutException as error:
         raise EngineSlow(f"the engine at {url} did not answer in time: {error!r}") from error
     except httpx.HTTPError as error:
-        raise EngineError(f"the connection to the engine at {url} broke: {error!r}") from error
+        raise EngineBroke(f"the connection to the engine at {url} broke: {error!r}") from error
 
 
 def raise_for_error(response: httpx.Response) -> None:

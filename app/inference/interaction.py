@@ -15,7 +15,15 @@ from uuid_utils.compat import uuid7
 
 from app.db.models import ApiKey
 from app.disconnect import STOPPED
-from app.engine.client import AdapterNotLoaded, Delta, EngineError, EngineUnreachable, Sampling
+from app.engine.client import (
+    AdapterNotLoaded,
+    Delta,
+    EngineBroke,
+    EngineError,
+    EngineOverloaded,
+    EngineUnreachable,
+    Sampling,
+)
 from app.engine.replicas import Route
 from app.errors import ApiError
 from app.inference.engine_errors import RequestTimedOut, gateway_error
@@ -112,24 +120,24 @@ class RunningInteraction:
 
     async def start(self) -> None:
         """Wait for the first token. Until it comes, an adapter that was just unloaded and engines that cannot be
-        reached are got around.
+        reached, have a full queue or break off are got around, as long as there are others.
 
         Raises:
             ApiError: for the caller.
         """
-        unreachable: set[str] = set()
+        avoid: set[str] = set()
         reloaded = False
         while self._first is None:
             try:
                 self._first = await self._next()
-            except EngineUnreachable as error:
-                unreachable.add(self._route.url)
-                await self._reroute(error, unreachable)
+            except (EngineUnreachable, EngineOverloaded, EngineBroke) as error:
+                avoid.add(self._route.url)
+                await self._reroute(error, avoid)
             except AdapterNotLoaded as error:
                 if self._pinned or reloaded:
                     raise gateway_error(error, pinned=self._pinned) from error
                 reloaded = True
-                await self._reroute(error, unreachable)
+                await self._reroute(error, avoid)
             except EngineError as error:
                 raise gateway_error(error, pinned=self._pinned) from error
         self._first_token_at = datetime.now(UTC)
