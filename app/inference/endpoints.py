@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request
+from sqlalchemy.orm import Session
 from starlette.responses import Response
 
 from app.auth import InferenceKey, may_use
 from app.body import json_body, off_loop_if_large, read_object
 from app.db.models import ApiKey, Policy
 from app.db.repositories.policies import get_policy, list_policies
+from app.engine.replicas import candidates
 from app.errors import InvalidRequest, NotFound
 from app.inference.interaction import Call
 from app.inference.labels import read_labels
@@ -17,7 +19,7 @@ from app.inference.messages import plain_messages
 from app.inference.replies import ChatFormat, CompletionFormat
 from app.inference.requests import ChatRequest, CompletionRequest, read_chat, read_completion
 from app.inference.respond import respond
-from app.inference.routing import Target, find_target
+from app.inference.routing import Target, find_target, policy_and_number
 from app.inference.sampling import plan_sampling
 from app.inference.trainability import untrainable
 from app.service import ServiceDep
@@ -77,15 +79,22 @@ async def models(service: ServiceDep, key: InferenceKey) -> dict[str, Any]:
 
 @router.get("/models/{name}")
 async def model(name: str, service: ServiceDep, key: InferenceKey) -> dict[str, Any]:
-    """One policy."""
-    policy = await service.read(lambda session: get_policy(session, name))
-    if not may_use(key, policy):
-        raise NotFound(
-            f"The model {name!r} does not exist for this API key; GET /v1/models lists those that do.",
-            code="model_not_found",
-            param="model",
-        )
-    return _model(policy)
+    """One policy, or one of its versions that is loaded, as `name@version`."""
+    policy_name, number = policy_and_number(name)
+
+    def work(session: Session) -> dict[str, Any]:
+        policy = get_policy(session, policy_name)
+        if not may_use(key, policy):
+            raise NotFound(
+                f"The model {name!r} does not exist for this API key; GET /v1/models lists those that do.",
+                code="model_not_found",
+                param="model",
+            )
+        if number is not None:
+            candidates(session, policy.id, number)  # raises what a completion by it would be answered
+        return _model(policy) | {"id": name}
+
+    return await service.read(work)
 
 
 def _model(policy: Policy) -> dict[str, Any]:

@@ -35,18 +35,24 @@ async def find_target(service: Service, key: ApiKey, model: str) -> Target:
     Raises:
         NotFound: model_not_found. Forbidden: the key is bound to another policy. And what Router.pick raises.
     """
+    name, number = policy_and_number(model)
+    policy, routes = await service.read(lambda session: _policy_and_routes(session, key, name, number))
+    renderer = await service.renderers.get(policy.base_model)
+    return Target(policy, number, routes, renderer)
+
+
+def policy_and_number(model: str) -> tuple[str, int | None]:
+    """The policy's name and the pinned version's number, if any. NotFound for what is neither."""
     pinned = _PINNED.fullmatch(model)
-    if pinned is None and "@" in model:
+    if pinned is not None:
+        return pinned["policy"], int(pinned["version"])
+    if "@" in model:
         raise NotFound(
             f"The model {model!r} does not exist: a version is pinned as NAME@NUMBER, such as default@3.",
             code="model_not_found",
             param="model",
         )
-    name = pinned["policy"] if pinned else model
-    number = int(pinned["version"]) if pinned else None
-    policy, routes = await service.read(lambda session: _policy_and_routes(session, key, name, number))
-    renderer = await service.renderers.get(policy.base_model)
-    return Target(policy, number, routes, renderer)
+    return model, None
 
 
 def _policy_and_routes(session: Session, key: ApiKey, name: str, number: int | None) -> tuple[Policy, list[RouteRow]]:

@@ -76,6 +76,7 @@ def test_a_key_of_its_own_for_one_policy(world: World):
         assert code_of(http.post("/v1/chat/completions", json=CHAT)) == (403, "policy_not_allowed")
         assert [model["id"] for model in http.get("/v1/models").json()["data"]] == ["second"]
         assert http.get("/v1/models/default").status_code == 404
+        assert http.get("/v1/models/default@0").status_code == 404
         preparing = http.post("/v1/chat/completions", json={**CHAT, "model": "second"})
         assert code_of(preparing) == (503, "policy_preparing")
 

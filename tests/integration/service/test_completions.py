@@ -274,3 +274,10 @@ def test_a_logprob_that_is_no_number_is_served_as_vllm_does_and_never_trained(
     served = [t["logprob"] for t in logprobs["content"]] if "content" in logprobs else logprobs["token_logprobs"]
     assert served == [-0.25, -9999.0]
     assert world.interaction(body["id"]).reason == "missing_logprobs"
+
+
+def test_the_model_that_a_reply_names_can_be_looked_up(world: World):
+    client = world.openai()
+    named = client.chat.completions.create(model="default", messages=HELLO).model
+    assert (named, client.models.retrieve(named).id) == ("default@0", "default@0")
+    assert client.models.retrieve("default").id == "default"
