@@ -31,6 +31,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         service.writer.start()
         app.state.service = service
         app.state.keys = KeyCache()
+        app.state.figures = metrics.RecentFigures()
         try:
             await _load_renderers(service)
             yield

@@ -1,27 +1,31 @@
 """/metrics in Prometheus' text format: counters of the app's processes, and figures from the database.
 
 With several app processes set PROMETHEUS_MULTIPROC_DIR to an empty directory that they share: prometheus_client then
-adds their counters up. The database's figures are read at the scrape and are the same from every process.
+adds their counters up. The database's figures are the same from every process, but for their age.
 """
 
+import asyncio
 import os
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, Metric, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
+from sqlalchemy.orm import Session
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.db.repositories.policies import list_policies
 from app.db.repositories.stats import policy_stats
-from app.service import ServiceDep
+from app.service import Service, ServiceDep
 
 router = APIRouter(tags=["health"])
+
+FIGURES_KEPT_S = 5.0
 
 _OWN = CollectorRegistry()
 REQUESTS = Counter("evergreen_requests", "HTTP requests by route and status", ["route", "status"], registry=_OWN)
@@ -65,10 +69,33 @@ class CountRequests:
             SECONDS.labels(route).observe(time.perf_counter() - began)
 
 
+class RecentFigures:
+    """The database's figures, counted again after FIGURES_KEPT_S: they cost a walk over every policy's rows, on the
+    threads that requests read with, and whoever reaches the port may ask for them."""
+
+    def __init__(self) -> None:
+        self._counting = asyncio.Lock()
+        self._figures: list[dict[str, Any]] = []
+        self._kept_until = 0.0
+
+    async def get(self, service: Service) -> list[dict[str, Any]]:
+        """What policy_stats says of each policy. Calls that come while it is counted wait for the same answer."""
+        async with self._counting:
+            if time.monotonic() >= self._kept_until:
+                self._figures = await service.read(_count)
+                self._kept_until = time.monotonic() + FIGURES_KEPT_S
+            return self._figures
+
+
+def _count(session: Session) -> list[dict[str, Any]]:
+    return [policy_stats(session, policy) for policy in list_policies(session)]
+
+
 @router.get("/metrics")
-async def metrics(service: ServiceDep) -> Response:
-    """Counters and figures for Prometheus."""
-    figures = await service.read(lambda session: [policy_stats(session, each) for each in list_policies(session)])
+async def metrics(request: Request, service: ServiceDep) -> Response:
+    """Counters and figures for Prometheus; figures may be a few seconds old."""
+    recent: RecentFigures = request.app.state.figures
+    figures = await recent.get(service)
     shown = CollectorRegistry()
     shown.register(_Figures(figures))
     return Response(generate_latest(_counters()) + generate_latest(shown), media_type=CONTENT_TYPE_LATEST)
