@@ -10,7 +10,7 @@ from app.db.models import ApiKey, Policy
 from app.db.repositories.policies import get_policy
 from app.db.repositories.replicas import RouteRow
 from app.engine.replicas import candidates
-from app.errors import Forbidden, NotFound
+from app.errors import ApiError, Forbidden, NotFound
 from app.inference.render import ChatRenderer
 from app.service import Service
 
@@ -33,11 +33,14 @@ async def find_target(service: Service, key: ApiKey, model: str) -> Target:
         model: a policy's name, or `name@version`.
 
     Raises:
-        NotFound: model_not_found. Forbidden: the key is bound to another policy. And what Router.pick raises.
+        NotFound: model_not_found. Forbidden: the key is bound to another policy. And what Router.pick and
+            Renderers.get raise.
     """
     name, number = policy_and_number(model)
     policy, routes = await service.read(lambda session: _policy_and_routes(session, key, name, number))
     renderer = await service.renderers.get(policy.base_model)
+    if isinstance(routes, ApiError):  # only now: what cannot be read will never be loaded either, and says more
+        raise routes
     return Target(policy, number, routes, renderer)
 
 
@@ -55,7 +58,10 @@ def policy_and_number(model: str) -> tuple[str, int | None]:
     return model, None
 
 
-def _policy_and_routes(session: Session, key: ApiKey, name: str, number: int | None) -> tuple[Policy, list[RouteRow]]:
+def _policy_and_routes(
+    session: Session, key: ApiKey, name: str, number: int | None
+) -> tuple[Policy, list[RouteRow] | ApiError]:
+    """The policy, and its routes or why it has none."""
     policy = get_policy(session, name)
     if not may_use(key, policy):
         raise Forbidden(
@@ -63,4 +69,7 @@ def _policy_and_routes(session: Session, key: ApiKey, name: str, number: int | N
             code="policy_not_allowed",
             param="model",
         )
-    return policy, candidates(session, policy.id, number)
+    try:
+        return policy, candidates(session, policy.id, number)
+    except ApiError as nothing_loaded:
+        return policy, nothing_loaded

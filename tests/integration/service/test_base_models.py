@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from app.db.models import Policy
 from app.db.repositories.policies import create_policy
-from app.db.repositories.versions import add_version_zero
 from app.policies.learning import LearningSettings
 from tests.integration.service.servers import Server, serving
-from tests.integration.service.world import World, deploy, found_world
+from tests.integration.service.world import World, found_world
 from tests.tiny_tokenizer import write_tokenizer
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -49,12 +47,8 @@ def test_a_base_model_that_cannot_be_read_keeps_nobody_elses_policy_from_being_s
     broken.mkdir()
     (broken / "config.json").write_text("{}")
     with own.database.write() as session:
-        policy = create_policy(session, name="broken", base_model=str(broken), settings=LearningSettings())
-        add_version_zero(session, policy.id, path="/b/v0", sha256="0" * 64, adapter_name="broken-v0")
-        policy.live = 0
-    replica_id = own.add_replica(engine_server.url, 0)
-    with own.database.write() as session:
-        deploy(session, replica_id, session.query(Policy).filter_by(name="broken").one().id, 0)
+        create_policy(session, name="broken", base_model=str(broken), settings=LearningSettings())
+    own.add_replica(engine_server.url, 0)
     with serving(own.app) as server:
         own.url = server.url
         with own.http() as http:
