@@ -39,7 +39,7 @@ def serve(
     torch.set_num_threads(threads)
     engine = Engine(
         EngineOptions(
-            model=model,
+            model=model.resolve(),
             served_model_name=served_model_name or str(model),
             dtype=resolve_dtype(dtype),
             max_model_len=max_model_len,
