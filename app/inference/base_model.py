@@ -75,5 +75,5 @@ def _check_tokenizer(directory: Path) -> None:
         raise ModelUnreadable(f"{path} is no text: {error}") from error
     try:
         Tokenizer.from_str(text)
-    except Exception as error:
+    except Exception as error:  # the library raises nothing narrower
         raise ModelUnreadable(f"{path} holds no tokenizer: {error}") from error
