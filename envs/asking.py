@@ -56,13 +56,21 @@ class Asking:
         return f"waiting: no answer to {self._outstanding} requests for {seconds:.0f} s"
 
     async def ask(
-        self, model: str, messages: Sequence[Message], sampling: Sampling, *, train: bool = True, **context: Any
+        self,
+        model: str,
+        messages: Sequence[Message],
+        sampling: Sampling,
+        *,
+        rollout: str | None = None,
+        train: bool = True,
+        **context: Any,
     ) -> Completion | None:
         """One completion, or None if the request failed.
 
-        context: goes into the journal only. Raises VersionNotLoaded, and Stopped if asking on is useless.
+        rollout: see Connection.complete. context: goes into the journal only. Raises VersionNotLoaded, and Stopped if
+        asking on is useless.
         """
-        completion = await self._complete(model, messages, sampling, train)
+        completion = await self._complete(model, messages, sampling, rollout, train)
         if isinstance(completion, RequestFailed):
             self.failed(completion)
             if completion.kind == "404 version_not_loaded":
@@ -82,18 +90,27 @@ class Asking:
         return completion
 
     async def _complete(
-        self, model: str, messages: Sequence[Message], sampling: Sampling, train: bool
+        self, model: str, messages: Sequence[Message], sampling: Sampling, rollout: str | None, train: bool
     ) -> Completion | RequestFailed:
         if not self._outstanding:  # nobody was asked before
             self._silent_since = monotonic()
         self._outstanding += 1
         try:
-            return await self._connection.complete(model, messages, sampling, train=train)
+            return await self._connection.complete(model, messages, sampling, rollout=rollout, train=train)
         except RequestFailed as failure:
             return failure
         finally:
             self._outstanding -= 1
             self._silent_since = monotonic()
+
+    async def abandon(self, rollout: str) -> None:
+        """Tell the server that no more turns of this rollout will come. If it cannot be told, it will find out."""
+        try:
+            await self._connection.close(rollout)
+        except RequestFailed as failure:
+            self.failed(failure)
+        else:
+            self.answered()
 
     async def look(self, rollout: str) -> RolloutStatus:
         """Where a rollout stands. Raises RequestFailed, which the caller hands to `failed`."""

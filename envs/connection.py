@@ -43,8 +43,8 @@ class RolloutStatus:
 class RequestFailed(Exception):
     """A request without a usable answer.
 
-    request: completion, feedback, state or models. kind: `unreachable`, `timeout`, `unusable reply`, or the status
-    with the error's code. retry_after_s: what the server asked for, seconds.
+    request: completion, feedback, state, close or models. kind: `unreachable`, `timeout`, `unusable reply`, or the
+    status with the error's code. retry_after_s: what the server asked for, seconds.
     """
 
     def __init__(
@@ -97,9 +97,20 @@ class Connection:
             _raise_from_sdk("models", error)
 
     async def complete(
-        self, model: str, messages: Sequence[Message], sampling: Sampling, *, train: bool = True
+        self,
+        model: str,
+        messages: Sequence[Message],
+        sampling: Sampling,
+        *,
+        rollout: str | None = None,
+        train: bool = True,
     ) -> Completion:
-        """One chat completion. train=False opts it out of training (`metadata.train`)."""
+        """One chat completion.
+
+        rollout: the caller's name of the rollout that it is a turn of; None: it is a rollout of its own. train=False
+        opts it out of training. Both go into `metadata`.
+        """
+        metadata = ({} if rollout is None else {"rollout_id": rollout}) | ({} if train else {"train": "false"})
         started = perf_counter()
         try:
             raw = await self._openai.chat.completions.with_raw_response.create(
@@ -107,7 +118,7 @@ class Connection:
                 messages=cast(list[ChatCompletionMessageParam], list(messages)),
                 temperature=sampling.temperature,
                 max_tokens=sampling.max_tokens,
-                metadata=openai.omit if train else {"train": "false"},
+                metadata=metadata or openai.omit,
             )
             reply = raw.parse()
         except openai.APIError as error:
@@ -125,10 +136,20 @@ class Connection:
             )
         return Completion(reply.id, rollout, int(version), reply.choices[0].message.content or "", seconds)
 
-    async def reward(self, interaction: str, reward: float, idempotency_key: str) -> dict[str, Any]:
-        """Post one reward; the server's answer says what became of the rollout."""
+    async def reward(
+        self, interaction: str, reward: float, idempotency_key: str, *, ends_named: bool = False
+    ) -> dict[str, Any]:
+        """Post one reward; the server's answer says what became of the rollout.
+
+        ends_named: the interaction is the last turn of a rollout that was given a name. Any other one is a rollout of
+        its own, which a reward ends by itself.
+        """
         body = {"interaction_id": interaction, "reward": reward, "idempotency_key": idempotency_key}
-        return await self._json("feedback", "POST", "/feedback", body)
+        return await self._json("feedback", "POST", "/feedback", body | ({"final": True} if ends_named else {}))
+
+    async def close(self, rollout: str) -> None:
+        """Nothing more is to come of this rollout."""
+        await self._json("close", "POST", f"/rollouts/{rollout}/close")
 
     async def rollout(self, rollout: str) -> RolloutStatus:
         answer = await self._json("state", "GET", f"/rollouts/{rollout}")

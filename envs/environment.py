@@ -1,7 +1,8 @@
 """What an environment is to the player: tasks in phases, and a judge that stays on this side of the wire.
 
-An environment decides which messages open a rollout and what an answer is worth. It changes between phases; the
-server is never told. Everything is a pure function of the environment's seed, so that a run can be repeated.
+An environment decides which messages open a rollout, what an answer is worth and what comes after it. It changes
+between phases; the server is never told. Everything is a pure function of the environment's seed, so that a run can be
+repeated.
 """
 
 from collections.abc import Sequence
@@ -25,13 +26,22 @@ class Sampling:
 
 
 class Episode(Protocol):
-    """One rollout's task. Of all it holds, `messages` alone goes over the wire."""
+    """A rollout that waits for an answer. Of all it holds, `messages` alone goes over the wire.
+
+    An episode never changes: an answer leads to the next one, or ends the rollout.
+    """
 
     @property
     def messages(self) -> Sequence[Message]: ...
 
+    def after(self, answer: str) -> "Episode | None":
+        """What the rollout asks next; None: this answer ends it, as every answer does to a single-turn episode.
+
+        The next episode's messages are these, the answer unchanged, and what the environment says to it.
+        """
+
     def judge(self, answer: str) -> float:
-        """The answer's reward."""
+        """The reward of the rollout that this answer ends."""
 
 
 class Environment(Protocol):
@@ -45,6 +55,10 @@ class Environment(Protocol):
 
     @property
     def sampling(self) -> Sampling: ...
+
+    @property
+    def turns(self) -> int:
+        """The most answers that a rollout takes."""
 
     def reset(self, index: int, phase: int) -> Episode:
         """The episode of the rollout with number `index` (from 0, over all phases) that starts in `phase`."""

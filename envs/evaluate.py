@@ -1,4 +1,7 @@
-"""Held-out evaluation: greedy answers of one pinned policy version, opted out of training."""
+"""Held-out evaluation: greedy answers of one pinned policy version, opted out of training.
+
+What is opted out needs no name that ties a rollout's turns together.
+"""
 
 from collections import deque
 from collections.abc import Sequence
@@ -47,6 +50,8 @@ async def _evaluate_pinned(
                 todo.append(episode)
             elif completion.version != version:
                 raise Stopped(f"asked {model}, but the reply says version {completion.version}")
+            elif (following := episode.after(completion.answer)) is not None:
+                todo.appendleft(following)
             else:
                 rewards.append(episode.judge(completion.answer))
 

@@ -1,17 +1,19 @@
-"""Plays an environment against a running server, as any agent would: ask, judge, post the reward."""
+"""Plays an environment against a running server, as any agent would: ask, turn by turn, judge, post the reward."""
 
 import asyncio
 import sys
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from time import monotonic
+from uuid import uuid4
 
 from envs.asking import Asking, Stopped, refusal, together
 from envs.backlog import Backlog
 from envs.board import Board, Display
 from envs.connection import Completion, Connection, RequestFailed, RolloutStatus
-from envs.environment import Environment
+from envs.environment import Environment, Episode
 from envs.evaluate import evaluate
 from envs.journal import Journal
 from envs.results import Evaluation, Played
@@ -110,42 +112,72 @@ class Player:
                     group.create_task(self._attempt(todo, todo.popleft(), phase))
 
     async def _attempt(self, todo: deque[int], index: int, phase: int) -> None:
-        """One rollout from question to reward; if its question fails, its index is to be done by another rollout."""
-        episode = self._environment.reset(index, phase)
+        """One rollout from question to reward; if a question fails, its index is to be done by another rollout."""
         await self._backlog.reserve()
         started_at = datetime.now(UTC).isoformat()
-        completion = await self._asking.ask(
-            self._settings.policy, episode.messages, self._environment.sampling, phase=phase, index=index
-        )
-        if completion is None:
-            self._backlog.give_back()
+        asked = await self._ask_turns(index, phase)
+        if asked is None:
             todo.appendleft(index)
             return
-        self._backlog.add(completion.rollout)
-        reward = episode.judge(completion.answer)
-        feedback = await self._reward(completion, reward)
+        turns, reward = asked
+        feedback = await self._reward(turns[-1], reward)
         self._board.rewarded(reward)
         self.played.append(
             Played(
-                rollout=completion.rollout,
-                interaction=completion.interaction,
+                rollout=turns[-1].rollout,
+                interaction=turns[-1].interaction,
                 phase=phase,
                 index=index,
-                version=completion.version,
-                answer=completion.answer,
+                version=turns[-1].version,
+                turns=len(turns),
+                answer="\n".join(turn.answer for turn in turns),
                 reward=reward,
                 feedback=feedback,
                 started_at=started_at,
-                latency_s=round(completion.seconds, 4),
+                latency_s=round(sum(turn.seconds for turn in turns), 4),
             )
         )
+
+    async def _ask_turns(self, index: int, phase: int) -> tuple[list[Completion], float] | None:
+        """All turns of a rollout and its reward. None: a question failed, and the place reserved is given back."""
+        episode: Episode = self._environment.reset(index, phase)
+        name = str(uuid4()) if self._environment.turns > 1 else None
+        turns: list[Completion] = []
+        while True:
+            completion = await self._asking.ask(
+                self._settings.policy,
+                episode.messages,
+                self._environment.sampling,
+                rollout=name,
+                phase=phase,
+                index=index,
+            )
+            if completion is None:
+                await self._abandon(turns)
+                return None
+            if not turns:
+                self._backlog.add(completion.rollout)
+            turns.append(completion)
+            following = episode.after(completion.answer)
+            if following is None:
+                return turns, episode.judge(completion.answer)
+            episode = following
+
+    async def _abandon(self, turns: Sequence[Completion]) -> None:
+        """The rollout will never have a reward: its question failed after these turns."""
+        if turns:
+            await self._asking.abandon(turns[0].rollout)
+            self._backlog.drop(turns[0].rollout)
+        else:
+            self._backlog.give_back()
 
     async def _reward(self, completion: Completion, reward: float) -> str:
         """Post the reward until it is acknowledged: same body, same idempotency key. Returns what became of it."""
         key = f"reward-{completion.interaction}"
+        named = self._environment.turns > 1
         for wait in (*FEEDBACK_WAITS_S, None):
             try:
-                answer = await self._connection.reward(completion.interaction, reward, key)
+                answer = await self._connection.reward(completion.interaction, reward, key, ends_named=named)
             except RequestFailed as failure:
                 self._asking.failed(failure)
                 if failure.key_refused:

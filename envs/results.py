@@ -22,6 +22,7 @@ COLUMNS = (
     "phase",
     "index",
     "version",
+    "turns",
     "answer",
     "reward",
     "feedback",
@@ -34,19 +35,23 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Played:
-    """One answered rollout. rollout and interaction are the server's ids."""
+    """One answered rollout. rollout and interaction, that of its last turn, are the server's ids."""
 
     rollout: str
     interaction: str
     phase: int
     index: int
     version: int
+    """That answered last."""
+    turns: int
     answer: str
+    """Its answers, a line each if there are several."""
     reward: float
     feedback: str
     """What the server said of the reward (applied, late), or `failed`."""
     started_at: str
     latency_s: float
+    """Time spent waiting for answers."""
 
 
 @dataclass(frozen=True)

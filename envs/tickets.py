@@ -38,6 +38,9 @@ class TicketEpisode:
     queue: str
     """The right answer. Never leaves this process."""
 
+    def after(self, answer: str) -> None:
+        return None
+
     def judge(self, answer: str) -> float:
         return 1.0 if answer.strip().lower() == self.queue else 0.0
 
@@ -50,6 +53,7 @@ class Tickets:
     """
 
     sampling = Sampling(max_tokens=6, temperature=1.0)
+    turns = 1
 
     def __init__(
         self,

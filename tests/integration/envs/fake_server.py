@@ -23,8 +23,10 @@ Answer = Callable[[int, str], str]
 
 @dataclass
 class FakeRollout:
-    interaction: str
+    name: str | None
+    """What the player calls it; None: it has one turn."""
     train: bool
+    interactions: list[str] = field(default_factory=list)
     state: str = "open"
     reward: float | None = None
 
@@ -37,6 +39,8 @@ class FakeServer:
     """
 
     answer: Answer
+    answer_turn: Callable[[list[dict[str, str]]], str] | None = None
+    """All messages -> the completion, instead of `answer`."""
     per_update: int = 16
     looks_per_update: int = 0
     loaded_versions: int = 8
@@ -47,7 +51,7 @@ class FakeServer:
     most_unfinished: int = 0
     looks: int = 0
     requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    """Every chat completion's and feedback's path and body, also of those that were made to fail."""
+    """Every chat completion's, feedback's and close's path and body, also of those that were made to fail."""
     faults: dict[str, list[Response]] = field(default_factory=dict)
     """Path -> replies that are given instead of the real ones, each once."""
     full: threading.Event = field(default_factory=threading.Event)
@@ -63,6 +67,7 @@ class FakeServer:
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
                 Route("/v1/feedback", self.feedback, methods=["POST"]),
                 Route("/v1/rollouts/{id}", self.rollout),
+                Route("/v1/rollouts/{id}/close", self.close, methods=["POST"]),
             ]
         )
 
@@ -80,7 +85,8 @@ class FakeServer:
         self.requests.append(("/chat/completions", body))
         if refusal := self._refusal(request):
             return refusal
-        train = body.get("metadata", {}).get("train") != "false"
+        metadata = body.get("metadata", {})
+        train = metadata.get("train") != "false"
         self.in_flight += train
         self.most_unfinished = max(self.most_unfinished, self.unfinished())
         if self.unfinished() >= 64:
@@ -93,12 +99,16 @@ class FakeServer:
             return error(404, "model_not_found", f"there is no {name}")
         if not self.version - self.loaded_versions < version <= self.version:
             return error(404, "version_not_loaded", f"{version} is not loaded")
-        number = len(self.rollouts)
-        rollout = f"00000000-0000-7000-8000-{number:012d}"
-        self.rollouts[rollout] = FakeRollout(f"interaction-{number}", train)
+        rollout = self._rollout_of(metadata.get("rollout_id"), train)
+        interaction = f"interaction-{sum(len(r.interactions) for r in self.rollouts.values())}"
+        self.rollouts[rollout].interactions.append(interaction)
+        if self.answer_turn is None:
+            answer = self.answer(version, body["messages"][-1]["content"])
+        else:
+            answer = self.answer_turn(body["messages"])
         return JSONResponse(
             {
-                "id": f"interaction-{number}",
+                "id": interaction,
                 "object": "chat.completion",
                 "created": 0,
                 "model": body["model"],
@@ -106,28 +116,43 @@ class FakeServer:
                     {
                         "index": 0,
                         "finish_reason": "stop",
-                        "message": {
-                            "role": "assistant",
-                            "content": self.answer(version, body["messages"][-1]["content"]),
-                        },
+                        "message": {"role": "assistant", "content": answer},
                     }
                 ],
             },
             headers={
-                "X-Interaction-Id": f"interaction-{number}",
+                "X-Interaction-Id": interaction,
                 "X-Rollout-Id": rollout,
                 "X-Policy-Version": str(version),
             },
         )
+
+    def _rollout_of(self, name: str | None, train: bool) -> str:
+        for identifier, rollout in self.rollouts.items():
+            if name is not None and rollout.name == name:
+                assert rollout.state == "open", "a turn after the rollout's end"
+                return identifier
+        identifier = f"00000000-0000-7000-8000-{len(self.rollouts):012d}"
+        self.rollouts[identifier] = FakeRollout(name, train)
+        return identifier
+
+    async def close(self, request: Request) -> Response:
+        self.requests.append(("/close", {"id": request.path_params["id"]}))
+        if refusal := self._refusal(request):
+            return refusal
+        rollout = self.rollouts[request.path_params["id"]]
+        rollout.state = "skipped"
+        return JSONResponse({"state": rollout.state, "reason": "no_reward"})
 
     async def feedback(self, request: Request) -> Response:
         body = json.loads(await request.body())
         self.requests.append(("/feedback", body))
         if refusal := self._refusal(request):
             return refusal
-        rollout = next(r for r in self.rollouts.values() if r.interaction == body["interaction_id"])
+        rollout = next(r for r in self.rollouts.values() if body["interaction_id"] in r.interactions)
         rollout.reward = body["reward"]
-        rollout.state = "ready"
+        if rollout.name is None or body.get("final"):
+            rollout.state = "ready"
         self._learn()
         return JSONResponse({"status": "applied", "rollout": {"state": rollout.state, "reason": None}})
 

@@ -21,6 +21,7 @@ def rollout(index: int, reward: float, version: int = 0, phase: int = 1) -> Play
         phase=phase,
         index=index,
         version=version,
+        turns=1,
         answer="red",
         reward=reward,
         feedback="applied",
