@@ -81,7 +81,9 @@ def run_update(
             policy = [_PolicyPass(model, plan, base_states).read()]
         else:
             policy_lr = _set_policy_lr(optimisers.policy, settings, updates_done, shortfall)
-            anchor_weight = settings.anchor_coefficient * (shortfall if settings.anchor_follows_shortfall else 1.0)
+            anchor_weight = settings.anchor_coefficient * (
+                (1 + shortfall) / 2 if settings.anchor_follows_shortfall else 1
+            )
             batch = PolicyBatch(plan, trajectories, advantages, settings, anchor_weight)
             policy = [
                 _policy_step(model, optimisers.policy, plan, base_states, batch) for _ in range(settings.policy_steps)
