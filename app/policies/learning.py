@@ -44,8 +44,8 @@ class LearningSettings(BaseModel):
     anchor_coefficient: float = Field(0.02, ge=0)
     """Weight of the forward KL(base || pi), the exploration floor of an endpoint that must follow change."""
     anchor_follows_shortfall: bool = True
-    """Whether that weight is multiplied by (1 + what is left to gain) / 2 (see `lr_follows_shortfall`): half of it where
-    nothing is wrong, the whole of it at once when the policy's world changes."""
+    """Whether that weight is multiplied by (1 + what is left to gain) / 2 (see `lr_follows_shortfall`): half of it
+    where nothing is wrong, the whole of it at once when the policy's world changes."""
     centring: float = Field(0.95, ge=0, le=1)
     """How much of the batch's common push on the logits is taken out of the policy's gradient: the noise that moves all
     answers together. 0: the paper's objective."""
