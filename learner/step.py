@@ -57,7 +57,7 @@ def run_update(
 ) -> UpdateResult:
     """Trains critic and policy on one batch, in place. `updates_done` counts the policy's earlier updates.
 
-    shortfall: what the policy still has to gain (`reward_shortfall`), the share of `policy_lr` that it moves by.
+    shortfall: what the policy still has to gain (`reward_shortfall`); learning rate and anchor follow it if so set.
 
     Raises:
         TrainingDiverged: a loss or gradient is not finite.
