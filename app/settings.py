@@ -23,7 +23,8 @@ class Settings(BaseSettings):
     model: str = DEFAULT_MODEL
     """Base model of the default policy: the packaged default, a local directory, or a hub name."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Dtype of base weights in engine and learner alike; auto = bfloat16 where the CPU has it."""
+    """Dtype of base weights, engine and learner alike; auto = that of the model's files, which for the packaged default
+    is what is faster where it was prepared."""
     preset: Literal["online", "paper"] = "online"
     """Learning settings that the default policy is created with."""
 

@@ -68,7 +68,7 @@ class Run:
         base = ensure_base_model(get_settings())
         with tempfile.TemporaryDirectory() as home:
             zero = write_version_zero("benchmark", UUID(int=1), base, learning, Path(home))
-            self.model = LearnerModel(base, resolve_dtype(get_settings().dtype), learning, Path(zero.path))
+            self.model = LearnerModel(base, resolve_dtype(get_settings().dtype, base), learning, Path(zero.path))
         self.optimisers = build_optimisers(self.model, learning)
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(base)
         self.environment = Tickets(seed=arguments.seed, phases=arguments.phases)

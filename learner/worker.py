@@ -185,7 +185,7 @@ class LearnWorker:
         if state is not None and state.is_that_of(claim):
             return state
         del state  # two models at once may not fit
-        return load_state(claim, resolve_dtype(self._settings.dtype), self._artifacts)
+        return load_state(claim, resolve_dtype(self._settings.dtype, Path(claim.base_model)), self._artifacts)
 
     def _give_back(self, claim: Claim, message: str) -> None:
         """End an update that failed through no fault of its rollouts, and rest."""

@@ -1,21 +1,23 @@
 """Which dtype the base weights have, in engine and learner alike: both must sample and score with the same numbers."""
 
+import json
+from pathlib import Path
 from typing import Literal
 
 Dtype = Literal["bfloat16", "float32"]
 
 
-def resolve_dtype(setting: Literal["auto", "bfloat16", "float32"]) -> Dtype:
-    """The dtype for this machine; `auto` is bfloat16 where the hardware multiplies faster in it, else float32.
+def resolve_dtype(setting: Literal["auto", "bfloat16", "float32"], base_model: Path) -> Dtype:
+    """The dtype that `base_model` is loaded in; `auto` is that of its files, and bfloat16 where they have another.
 
-    On CPUs that is AMX alone. With nothing but AVX512-BF16 a matrix product of the default model runs at 163 GFLOPS in
-    bfloat16 and 310 in float32 (2 cores, measured); without either, torch emulates bfloat16 and is slower still. torch
-    is imported on the first call with `auto`, so that processes without it can import this module.
+    The files decide, not the machine that asks, so that every process finds the same answer on any machine that the
+    home is moved to. The packaged default is written in what is faster where it is prepared (learner.prepare).
+
+    Raises:
+        OSError, ValueError: the directory has no readable config.json.
     """
     if setting != "auto":
         return setting
-    import torch
-
-    if torch.cuda.is_available():
-        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
-    return "bfloat16" if torch.cpu.get_capabilities().get("amx_bf16") else "float32"
+    config = json.loads((base_model / "config.json").read_text())
+    stored = config.get("dtype") or config.get("torch_dtype")  # transformers 5 and before
+    return "float32" if stored in (None, "float32") else "bfloat16"

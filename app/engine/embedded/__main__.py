@@ -41,7 +41,7 @@ def serve(
         EngineOptions(
             model=model.resolve(),
             served_model_name=served_model_name or str(model),
-            dtype=resolve_dtype(dtype),
+            dtype=resolve_dtype(dtype, model),
             max_model_len=max_model_len,
             kv_tokens=kv_tokens,
             max_num_seqs=max_num_seqs,

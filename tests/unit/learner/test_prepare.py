@@ -13,9 +13,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import learner.prepare
-from app.policies.dtype import resolve_dtype
 from app.policies.learning import LearningSettings
-from app.settings import Settings
+from app.settings import DEFAULT_MODEL, Settings
 from learner.artifacts import sha256_of
 from learner.prepare import ModelUnavailable, WrittenVersion, ensure_base_model, write_version_zero
 
@@ -30,20 +29,20 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
-def test_a_named_dtype_is_taken_as_it_is() -> None:
-    assert resolve_dtype("float32") == "float32"
-    assert resolve_dtype("bfloat16") == "bfloat16"
+def test_auto_converts_the_packaged_model_to_what_is_faster_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learner.prepare, "_convert_packaged", lambda final, dtype: final.mkdir())
+    for dtype in ("bfloat16", "float32"):
+        monkeypatch.setattr(learner.prepare, "faster_dtype", lambda d=dtype: d)
+        assert ensure_base_model(Settings(home=tmp_path / dtype)).name == f"{DEFAULT_MODEL}-{dtype}"
 
 
-def test_auto_dtype_asks_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for capabilities, expected in (
-        ({"avx512_bf16": True, "amx_bf16": False}, "float32"),
-        ({"avx512_bf16": False, "amx_bf16": True}, "bfloat16"),
-        ({"avx2": True}, "float32"),
-    ):
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda c=capabilities: c)
-        assert resolve_dtype("auto") == expected
+def test_auto_keeps_the_conversion_that_a_home_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learner.prepare, "_convert_packaged", lambda final, dtype: final.mkdir())
+    monkeypatch.setattr(learner.prepare, "faster_dtype", lambda: "float32")
+    had = ensure_base_model(Settings(home=tmp_path, dtype="bfloat16"))
+    assert ensure_base_model(Settings(home=tmp_path, dtype="auto")) == had
 
 
 @pytest.mark.usefixtures("no_network")
