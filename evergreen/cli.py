@@ -1,4 +1,4 @@
-"""The command line: `evergreen up`, `demo`, `status`, `prepare`, `reset`, `simulate`."""
+"""The command line: `evergreen up`, `demo`, `status`, `prepare`, `reset`, `replay`, `simulate`."""
 
 import sys
 from datetime import UTC, datetime
@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from app.errors import ApiError
-from app.settings import Settings, get_settings
+from app.settings import DEFAULT_POLICY, Settings, get_settings
 from envs.cli import simulate_app
 from evergreen.home import HomeInUse
 from evergreen.ports import PortBusy
@@ -79,6 +79,21 @@ def reset(yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = Fals
     if not yes:
         typer.confirm("Go on?", abort=True)
     run(settings)
+
+
+@app.command()
+def replay(
+    to: Annotated[int, typer.Option(help="The version to rebuild.")],
+    policy: Annotated[str, typer.Option(help="The policy's name.")] = DEFAULT_POLICY,
+    start: Annotated[
+        int | None,
+        typer.Option("--from", help="Begin after this version. Default: the nearest one whose checkpoint is kept."),
+    ] = None,
+) -> None:
+    """Rebuild a version from a checkpoint, or version 0, and the database alone. Exit status 1: its hash differs."""
+    from evergreen.replay import replay as run
+
+    raise typer.Exit(0 if run(_settings(), policy, to, start, typer.echo) else 1)
 
 
 def main() -> None:

@@ -1,9 +1,10 @@
 """LoRA adapters: what they are put on, and PEFT directories, the form that engines load and plain peft reads back."""
 
+import json
 from pathlib import Path
 
 from peft import LoraConfig, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
-from peft.utils import SAFETENSORS_WEIGHTS_NAME
+from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
@@ -61,6 +62,11 @@ def save_adapter(model: PeftModel, adapter: str, directory: Path) -> None:
     config.inference_mode = True  # whoever loads it serves it
     config.save_pretrained(str(directory))
     config.inference_mode = was_inference
+    path = directory / CONFIG_NAME
+    saved = json.loads(path.read_text())
+    # peft keeps them as a set: their order, and with it the version's hash, would be another in every process
+    saved["target_modules"] = sorted(saved["target_modules"])
+    path.write_text(json.dumps(saved, indent=2, sort_keys=True))
 
 
 def load_adapter(model: PeftModel, adapter: str, directory: Path) -> None:

@@ -67,6 +67,11 @@ class LearnerModel:
         self._check_architecture()
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The base's."""
+        return self._causal_lm.dtype
+
+    @property
     def policy_parameters(self) -> dict[str, nn.Parameter]:
         """Name -> trainable parameter of the policy."""
         return self._adapter_parameters("policy")

@@ -3,6 +3,7 @@
 import json
 import platform
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -16,6 +17,7 @@ from learner.probes import choose_probes
 from learner.shortfall import reward_shortfall
 from learner.state import LearnerState
 from learner.step import UpdateResult, run_update
+from learner.trajectory import Trajectory
 
 TOP = 20
 """Likeliest tokens kept per probe position: what engines answer at most."""
@@ -45,11 +47,20 @@ def train(claim: Claim, state: LearnerState) -> Trained:
     prompts = new_probes or [list(probe) for probe in claim.probes or ()]
     # without its adapter the model is version 0, whose B is zero
     probe_zero = state.model.top_logprobs("base", prompts, TOP) if new_probes else None
-    shortfall = reward_shortfall([r.total_return for r in claim.rollouts], claim.reward_min, claim.reward_max)
-    result = run_update(state.model, state.optimisers, trajectories, state.settings, claim.updates_done, shortfall)
+    result = _step(claim, state, trajectories)
     json.dumps(result.health, allow_nan=False)  # a figure that is no number is no sound update
     probe = state.model.top_logprobs("policy", prompts, TOP) if result.policy_changed else None
     return Trained(result, probe, new_probes, probe_zero)
+
+
+def step(claim: Claim, state: LearnerState) -> UpdateResult:
+    """The claim's learner step alone, as `train` takes it; in place, with its errors."""
+    return _step(claim, state, build_trajectories(claim.rollouts))
+
+
+def _step(claim: Claim, state: LearnerState, trajectories: Sequence[Trajectory]) -> UpdateResult:
+    shortfall = reward_shortfall([r.total_return for r in claim.rollouts], claim.reward_min, claim.reward_max)
+    return run_update(state.model, state.optimisers, trajectories, state.settings, claim.updates_done, shortfall)
 
 
 def update_done(
@@ -72,7 +83,10 @@ def update_done(
             "checkpoint": str(claim.checkpoint_update_id) if claim.checkpoint_update_id else None,
             "libraries": {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES},
             "device": str(state.model.device),
+            "dtype": str(state.model.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "reward_range": [claim.reward_min, claim.reward_max],
         },
         summaries=trained.result.summaries,
         probes=trained.new_probes,

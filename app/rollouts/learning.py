@@ -49,6 +49,7 @@ __all__ = [
     "fail_update",
     "note_idle",
     "renew_lease",
+    "snapshot",
 ]
 
 SEEN_EVERY = timedelta(seconds=5)
@@ -201,7 +202,7 @@ def _take(session: Session, policy: Policy, picked: Sequence[_Picked], owner: st
     )
     session.add(update)
     session.flush()
-    claimed = _snapshot(session, policy, picked)
+    claimed = snapshot(session, policy.id, head.number, [pick.rollout.id for pick in picked])
     for position, (pick, rollout) in enumerate(zip(picked, claimed, strict=True)):
         transition(pick.rollout, RolloutState.TRAINING)
         pick.rollout.update_id = update.id
@@ -231,14 +232,12 @@ def _take(session: Session, policy: Policy, picked: Sequence[_Picked], owner: st
     )
 
 
-def _snapshot(session: Session, policy: Policy, picked: Sequence[_Picked]) -> list[ClaimedRollout]:
-    """The picked rollouts with their tokens and the rewards that count now, in the order they were picked."""
-    ids = [pick.rollout.id for pick in picked]
-    interactions = whole_interactions(session, ids)
-    head = policy.head or 0
-    oldest = min(interaction.version for found in interactions.values() for interaction in found)
-    chain = parent_chain(session, policy.id, head, back_to=oldest)
-    rewards = {(row.rollout_id, row.interaction_id): row.value for row in applied_rewards(session, ids)}
+def snapshot(session: Session, policy_id: UUID, head: int, ids: Sequence[UUID]) -> list[ClaimedRollout]:
+    """The rollouts with their tokens and the rewards that count now, in the order of `ids`; ages count to `head`."""
+    interactions = whole_interactions(session, list(ids))
+    oldest = min((interaction.version for found in interactions.values() for interaction in found), default=0)
+    chain = parent_chain(session, policy_id, head, back_to=oldest)
+    rewards = {(row.rollout_id, row.interaction_id): row.value for row in applied_rewards(session, list(ids))}
     return [
         ClaimedRollout(
             id=rollout_id,

@@ -1,0 +1,98 @@
+"""Updates as they were made, read back from the database alone: what a replay trains on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy.orm import Session
+
+from app.db.models import Policy, Update
+from app.db.repositories.updates import update_rollouts
+from app.db.repositories.versions import get_version
+from app.rollouts.claimed import Claim, ClaimedRollout, VersionRef
+from app.rollouts.learning import snapshot
+
+
+class NotRecorded(LookupError):
+    """The database does not hold what the update was trained on; the message names what is missing."""
+
+
+@dataclass(frozen=True)
+class RecordedUpdate:
+    claim: Claim
+    """As the learner had it."""
+    made: VersionRef | None
+    """The version that it made; None: only the critic learned."""
+    provenance: dict[str, object]
+
+
+def chain_of(session: Session, policy: Policy, number: int) -> list[Update]:
+    """The done updates that led to version `number`, oldest first; the last one made it.
+
+    Raises:
+        NotRecorded: there is no such version, or an update on the way has no row.
+    """
+    version = get_version(session, policy.id, number)
+    if version is None:
+        raise NotRecorded(f"{policy.name} has no version {number}; its newest is {policy.head}")
+    chain: list[Update] = []
+    before = version.update_id
+    while before is not None:
+        update = session.get(Update, before)
+        if update is None or update.provenance is None:
+            raise NotRecorded(f"update {before}, on the way to version {number}, is not in the database")
+        chain.append(update)
+        before = UUID(update.provenance["checkpoint"]) if update.provenance["checkpoint"] else None
+    return chain[::-1]
+
+
+def recorded(session: Session, policy: Policy, update: Update, updates_done: int) -> RecordedUpdate:
+    """One update of the chain; `updates_done` counts those before it.
+
+    Raises:
+        NotRecorded: rollouts are missing, or their rewards are no longer what they were at the claim.
+    """
+    assert update.provenance is not None
+    low, high = update.provenance.get("reward_range", (policy.reward_min, policy.reward_max))
+    head = _reference(session, policy, update.base_version)
+    claim = Claim(
+        update_id=update.id,
+        policy_id=policy.id,
+        policy_name=policy.name,
+        base_model=policy.base_model,
+        settings=dict(update.settings),
+        head=head,
+        checkpoint_update_id=UUID(update.provenance["checkpoint"]) if update.provenance["checkpoint"] else None,
+        updates_done=updates_done,
+        reward_min=low,
+        reward_max=high,
+        rollouts=tuple(_rollouts(session, update, head.number)),
+    )
+    made = None if update.version is None else _reference(session, policy, update.version)
+    return RecordedUpdate(claim, made, update.provenance)
+
+
+def _reference(session: Session, policy: Policy, number: int) -> VersionRef:
+    version = get_version(session, policy.id, number)
+    if version is None:
+        raise NotRecorded(f"{policy.name} has no row of version {number}")
+    return VersionRef(version.number, version.path, version.sha256, version.adapter_name)
+
+
+def _rollouts(session: Session, update: Update, head: int) -> Sequence[ClaimedRollout]:
+    rows = update_rollouts(session, update.id)
+    assert update.provenance is not None
+    had = {str(row.rollout_id) for row in rows}
+    missing = [rollout for rollout in update.provenance["rollouts"] if rollout not in had]
+    rollouts = snapshot(session, update.policy_id, head, [row.rollout_id for row in rows])
+    missing += [str(r.id) for r in rollouts if not r.interactions]
+    if missing:
+        raise NotRecorded(f"update {update.id} was trained on rollouts that are gone: {', '.join(missing)}")
+    changed = [
+        f"{row.rollout_id} ({row.total_return:g} then, {rollout.total_return:g} now)"
+        for row, rollout in zip(rows, rollouts, strict=True)
+        if row.total_return != rollout.total_return
+    ]
+    if changed:
+        raise NotRecorded(f"update {update.id} was trained on other returns of rollouts: {', '.join(changed)}")
+    return rollouts

@@ -1,0 +1,125 @@
+"""Versions made again from the database alone, by a process of its own."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from sqlalchemy import delete
+from sqlalchemy import update as sql_update
+
+from app.db.models import Feedback, Interaction, Policy, PolicyVersion, UpdateRollout
+from app.policies.files import delete_directory
+from learner.worker import LearnWorker
+from tests.integration.learner.scene import LEARNING, Scene
+
+NewWorker = Callable[[], LearnWorker]
+
+
+def replay(scene: Scene, *options: str) -> subprocess.CompletedProcess[str]:
+    environment = {"EVERGREEN_HOME": str(scene.settings.home), "EVERGREEN_DTYPE": "float32"}
+    command = [sys.executable, "-P", "-m", "evergreen.cli", "replay", "--policy", "p", *options]
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+
+
+def train(scene: Scene, worker: LearnWorker, updates: int) -> None:
+    for _ in range(updates):
+        scene.rollouts(4)
+        worker.tick()
+
+
+@pytest.fixture
+def trained(scene: Scene, new_worker: NewWorker) -> Scene:
+    """A critic's warm-up and five versions, by two workers, the second with other settings."""
+    worker = new_worker()
+    worker.tick()
+    train(scene, worker, 3)
+    with scene.database.write() as session:
+        changed = LEARNING.model_copy(update={"anchor_coefficient": 0.3, "policy_steps": 1})
+        session.execute(sql_update(Policy).values(settings=changed.model_dump(mode="json")))
+    train(scene, worker, 1)
+    train(scene, new_worker(), 2)
+    assert scene.policy().head == 5
+    return scene
+
+
+def equal_versions(done: subprocess.CompletedProcess[str]) -> list[int]:
+    return [int(line.split("version ")[1].split()[0]) for line in done.stdout.splitlines() if "is equal" in line]
+
+
+def test_every_version_is_made_again_from_version_zero(trained: Scene) -> None:
+    done = replay(trained, "--to", "5", "--from", "0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert equal_versions(done) == [1, 2, 3, 4, 5]
+    assert "the critic alone" in done.stdout
+    assert "not as then" not in done.stdout
+    for version in trained.versions()[1:]:
+        assert version.sha256 in done.stdout
+
+
+def test_it_begins_at_the_nearest_kept_checkpoint(trained: Scene) -> None:
+    assert equal_versions(replay(trained, "--to", "5")) == [5]
+    assert equal_versions(replay(trained, "--to", "4")) == [4]  # the checkpoints of 3, 4 and 5 are kept
+    assert equal_versions(replay(trained, "--to", "5", "--from", "3")) == [4, 5]
+    assert equal_versions(replay(trained, "--to", "3")) == [1, 2, 3]
+    refused = replay(trained, "--to", "5", "--from", "1")
+    assert refused.returncode == 2
+    assert "the checkpoint of version 1 is not kept; a replay can start from 0, 3, 4" in refused.stdout
+
+
+def test_a_version_that_was_not_trained_so_is_told(trained: Scene) -> None:
+    with trained.database.write() as session:
+        session.execute(sql_update(PolicyVersion).where(PolicyVersion.number == 5).values(sha256="0" * 64))
+    done = replay(trained, "--to", "5", "--from", "0")
+    assert done.returncode == 1
+    assert equal_versions(done) == [1, 2, 3, 4]
+    assert "version 5 DIFFERS" in done.stdout
+    assert "weights differ by 0.0e+00 at most" in done.stdout  # the row lies, not the files
+
+
+def test_other_tokens_make_other_weights(trained: Scene) -> None:
+    with trained.database.write() as session:
+        first = trained.updates()[1].provenance
+        assert first is not None
+        row = session.query(Interaction).filter(Interaction.rollout_id == UUID(first["rollouts"][0])).one()
+        assert row.logprobs is not None
+        row.logprobs = row.logprobs - 0.5
+    delete_directory(Path(trained.versions()[1].path))
+    done = replay(trained, "--to", "2", "--from", "0")
+    assert done.returncode == 1
+    assert "version 1 DIFFERS" in done.stdout
+    assert "(its files are gone)" in done.stdout
+    assert "weights differ by" in done.stdout
+
+
+def test_missing_rollouts_are_named_and_refused(trained: Scene) -> None:
+    done_update = trained.updates()[2]
+    assert done_update.provenance is not None
+    gone, emptied = (UUID(rollout) for rollout in done_update.provenance["rollouts"][:2])
+    with trained.database.write() as session:
+        session.execute(delete(UpdateRollout).where(UpdateRollout.rollout_id == gone))
+        session.execute(delete(Interaction).where(Interaction.rollout_id == emptied))
+    refused = replay(trained, "--to", "5", "--from", "0")
+    assert refused.returncode == 2
+    assert f"update {done_update.id} was trained on rollouts that are gone: {gone}, {emptied}" in refused.stdout
+
+
+def test_changed_rewards_are_named_and_refused(trained: Scene) -> None:
+    done_update = trained.updates()[2]
+    assert done_update.provenance is not None
+    rollout = UUID(done_update.provenance["rollouts"][0])
+    with trained.database.write() as session:
+        session.execute(sql_update(Feedback).where(Feedback.rollout_id == rollout).values(value=0.25))
+    refused = replay(trained, "--to", "5", "--from", "0")
+    assert refused.returncode == 2
+    assert f"was trained on other returns of rollouts: {rollout}" in refused.stdout
+
+
+def test_a_version_that_does_not_exist(trained: Scene) -> None:
+    refused = replay(trained, "--to", "9")
+    assert refused.returncode == 2
+    assert "p has no version 9; its newest is 5" in refused.stdout
+    assert "nothing to rebuild" in replay(trained, "--to", "0").stdout
