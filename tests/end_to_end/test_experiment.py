@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,21 @@ from pathlib import Path
 import pytest
 
 from tests.contract.tiny_model import build_base_model
-from tests.ports import free_ports
 
 pytestmark = pytest.mark.slow
+
+
+def two_free_ports() -> int:
+    """The first of two neighbours that nobody listens on."""
+    while True:
+        with socket.socket() as one, socket.socket() as two:
+            one.bind(("127.0.0.1", 0))
+            port: int = one.getsockname()[1]
+            try:
+                two.bind(("127.0.0.1", port + 1))
+            except (OSError, OverflowError):
+                continue
+            return port
 
 
 def experiment(out: Path, model: Path, port: int, *options: str) -> subprocess.CompletedProcess[str]:
@@ -29,7 +42,7 @@ def experiment(out: Path, model: Path, port: int, *options: str) -> subprocess.C
 
 def test_arms_run_once_and_are_reported(tmp_path: Path) -> None:
     model = build_base_model(tmp_path / "model", context=2048)
-    out, port = tmp_path / "out", free_ports(2)
+    out, port = tmp_path / "out", two_free_ports()
     done = experiment(out, model, port)
     assert done.returncode == 0, done.stdout + done.stderr
     settings = {arm: json.loads((out / f"{arm}-seed-1" / "done.json").read_text())["settings"] for arm in
