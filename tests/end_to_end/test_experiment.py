@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from tests.contract.tiny_model import build_base_model
+from tests.tiny_tokenizer import SMOLLM2_TEMPLATE
 
 pytestmark = pytest.mark.slow
 
@@ -42,6 +44,9 @@ def experiment(out: Path, model: Path, port: int, *options: str) -> subprocess.C
 
 def test_arms_run_once_and_are_reported(tmp_path: Path) -> None:
     model = build_base_model(tmp_path / "model", context=2048)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = SMOLLM2_TEMPLATE
+    tokenizer.save_pretrained(model)
     out, port = tmp_path / "out", two_free_ports()
     done = experiment(out, model, port)
     assert done.returncode == 0, done.stdout + done.stderr
