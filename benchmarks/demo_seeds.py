@@ -10,16 +10,12 @@ starts over. Rewards are the server's (/admin/rollouts), joined to the client's 
 import argparse
 import csv
 import json
-import os
 import shutil
 import signal
 import statistics
 import subprocess
-import sys
-import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -29,10 +25,9 @@ import httpx
 
 from envs.board import MOVING
 from envs.results import LAST, REACHED, moving_means
+from evergreen.own_server import evergreen, own_server
 
-EVERGREEN = Path(sys.executable).with_name("evergreen")
 RESULTS = Path(__file__).parent / "results" / "demo"
-READY_WITHIN_S = 600
 RUN_WITHIN_S = 2 * 3600
 WANTED_MEAN = 0.85
 Json = dict[str, Any]
@@ -48,50 +43,9 @@ class Run:
         return f"seed-{self.seed}" if self.preset == "online" else f"{self.preset}-seed-{self.seed}"
 
 
-@contextmanager
-def server(home: Path, port: int, preset: str) -> Iterator[tuple[httpx.Client, dict[str, str]]]:
-    """`evergreen up` until the block ends; yields an admin client and the environment for `evergreen simulate`."""
-    url = f"http://127.0.0.1:{port}"
-    environment = os.environ | {
-        "EVERGREEN_HOME": str(home),
-        "EVERGREEN_PORT": str(port),
-        "EVERGREEN_ENGINE_PORT": str(port + 1),
-        "EVERGREEN_PRESET": preset,
-        "EVERGREEN_URL": url,
-    }
-    with (home.parent / f"{home.name}.log").open("w") as log:
-        up = subprocess.Popen([str(EVERGREEN), "up"], env=environment, stdout=log, stderr=log)
-    try:
-        _wait_until_ready(url, up)
-        key = (home / "admin.key").read_text().strip()
-        with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60) as admin:
-            yield admin, environment | {"EVERGREEN_API_KEY": key}
-    finally:
-        up.send_signal(signal.SIGINT)
-        try:
-            up.wait(90)
-        except subprocess.TimeoutExpired:
-            up.kill()
-            up.wait()
-
-
-def _wait_until_ready(url: str, up: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + READY_WITHIN_S
-    while time.monotonic() < deadline:
-        if up.poll() is not None:
-            raise RuntimeError(f"`evergreen up` ended with status {up.returncode}; see its log")
-        try:
-            if httpx.get(f"{url}/readyz", timeout=5).is_success:
-                return
-        except httpx.TransportError:
-            pass  # not listening yet
-        time.sleep(1)
-    raise RuntimeError(f"the server was not ready within {READY_WITHIN_S} s")
-
-
 def simulate(seed: int, out: Path, environment: dict[str, str]) -> int:
     """Exit status of the simulation; one that takes too long is interrupted and leaves what it has measured."""
-    command = [str(EVERGREEN), "simulate", "tickets", "--seed", str(seed), "--out", str(out)]
+    command = evergreen("simulate", "tickets", "--seed", str(seed), "--out", str(out))
     player = subprocess.Popen(command, env=environment)
     try:
         return player.wait(RUN_WITHIN_S)
@@ -221,7 +175,7 @@ def main() -> None:
         home = (options.work / run.name).resolve()
         shutil.rmtree(home, ignore_errors=True)
         home.mkdir(parents=True)
-        with server(home, options.port, run.preset) as (admin, environment):
+        with own_server(home, options.port, {"EVERGREEN_PRESET": run.preset}) as (admin, environment):
             result = collect(run, home / "run", admin, simulate(run.seed, home / "run", environment))
         partial = target.with_suffix(".tmp")
         partial.write_text(json.dumps(result, indent=1) + "\n")

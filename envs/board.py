@@ -23,6 +23,8 @@ class Board:
     phase: int = 0
     answered: int = 0
     """Rollouts of this phase that have their reward."""
+    answered_before: int = 0
+    """Those of earlier phases."""
     rewards: deque[float] = field(default_factory=lambda: deque(maxlen=MOVING))
     """The last rewards of this phase."""
     version: int | None = None
@@ -34,12 +36,17 @@ class Board:
 
     def start_phase(self, phase: int) -> None:
         self.phase = phase
+        self.answered_before += self.answered
         self.answered = 0
         self.rewards.clear()
 
     def rewarded(self, reward: float) -> None:
         self.answered += 1
         self.rewards.append(reward)
+
+    @property
+    def answered_in_all(self) -> int:
+        return self.answered_before + self.answered
 
     def request_failed(self, name: str) -> bool:
         """Count it; True the first time that this kind of failure occurs."""

@@ -17,7 +17,7 @@ from envs.curve import write_curve
 from envs.environment import Environment
 from envs.journal import Journal
 from envs.play import Player, PlaySettings
-from envs.results import phase_figures, write_rollouts, write_summary
+from envs.results import phase_figures, write_held_out, write_rollouts, write_summary
 from envs.tickets import Tickets
 from envs.tools import Tools
 from envs.writing import Writing
@@ -32,6 +32,9 @@ Agents = Annotated[int, typer.Option(min=1, help="Requests at once in the closed
 Rate = Annotated[
     float | None,
     typer.Option(min=0.001, help="Rollouts started per second, whatever the learner does. Default: closed loop."),
+]
+Watch = Annotated[
+    int, typer.Option(min=0, help="Held-out episodes that every new version is asked, for held_out.csv. Default: none.")
 ]
 Policy = Annotated[str, typer.Option(help="Name of the policy to ask.")]
 GiveUpAfter = Annotated[float, typer.Option(min=0, help="Seconds of nothing but failed requests before the run stops.")]
@@ -54,6 +57,7 @@ def tickets(
     rollouts_per_phase: RolloutsPerPhase = 1120,
     agents: Agents = 16,
     rate: Rate = None,
+    watch: Watch = 0,
     policy: Policy = "default",
     env_training_texts: Annotated[int, typer.Option(min=60, help="Tickets that rollouts draw from.")] = 180,
     env_held_out_texts: Annotated[int, typer.Option(min=1, help="Tickets kept for measuring.")] = 200,
@@ -72,7 +76,7 @@ def tickets(
             held_out_texts=env_held_out_texts,
         )
 
-    settings = PlaySettings(policy=policy, agents=agents, rate=rate, give_up_after_s=give_up_after)
+    settings = PlaySettings(policy=policy, agents=agents, rate=rate, watched=watch, give_up_after_s=give_up_after)
     _simulate("tickets", seed, make, settings, url, api_key, out)
 
 
@@ -84,6 +88,7 @@ def writing(
     rollouts_per_phase: RolloutsPerPhase = 1120,
     agents: Agents = 16,
     rate: Rate = None,
+    watch: Watch = 0,
     policy: Policy = "default",
     env_held_out_topics: Annotated[int, typer.Option(min=1, help="Topics kept for measuring.")] = 60,
     give_up_after: GiveUpAfter = 300.0,
@@ -95,7 +100,7 @@ def writing(
     def make() -> Writing:
         return Writing(seed, phases=phases, rollouts_per_phase=rollouts_per_phase, held_out_topics=env_held_out_topics)
 
-    settings = PlaySettings(policy=policy, agents=agents, rate=rate, give_up_after_s=give_up_after)
+    settings = PlaySettings(policy=policy, agents=agents, rate=rate, watched=watch, give_up_after_s=give_up_after)
     _simulate("writing", seed, make, settings, url, api_key, out)
 
 
@@ -107,6 +112,7 @@ def tools(
     rollouts_per_phase: RolloutsPerPhase = 1120,
     agents: Agents = 16,
     rate: Rate = None,
+    watch: Watch = 0,
     policy: Policy = "default",
     env_held_out_orders: Annotated[int, typer.Option(min=1, help="Orders kept for measuring.")] = 100,
     give_up_after: GiveUpAfter = 300.0,
@@ -118,7 +124,7 @@ def tools(
     def make() -> Tools:
         return Tools(seed, phases=phases, rollouts_per_phase=rollouts_per_phase, held_out_orders=env_held_out_orders)
 
-    settings = PlaySettings(policy=policy, agents=agents, rate=rate, give_up_after_s=give_up_after)
+    settings = PlaySettings(policy=policy, agents=agents, rate=rate, watched=watch, give_up_after_s=give_up_after)
     _simulate("tools", seed, make, settings, url, api_key, out)
 
 
@@ -198,6 +204,8 @@ async def run(
                 ],
             }
             write_rollouts(out / "rollouts.csv", rows, player.statuses)
+            if settings.watched:
+                write_held_out(out / "held_out.csv", player.held_out)
             write_summary(out / "summary.json", summary)
             write_curve(out / "curve.html", f"{about['environment']}, seed {about['seed']}", rows, player.evaluations)
     console.print_json(data=summary["phases"])

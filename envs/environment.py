@@ -43,6 +43,9 @@ class Episode(Protocol):
     def judge(self, answer: str) -> float:
         """The reward of the rollout that this answer ends."""
 
+    def category(self, answer: str) -> str:
+        """Which habit an answer shows (a queue, a style), right or wrong: what whoever watches counts."""
+
 
 class Environment(Protocol):
     """An evolving environment. Phases are numbered from 1; each lasts a fixed number of rollouts."""

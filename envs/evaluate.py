@@ -23,29 +23,38 @@ async def evaluate(
     greedy = Sampling(max_tokens=max_tokens, temperature=0.0)
     for _ in range(_TRIES):
         try:
-            return await _evaluate_pinned(asking, policy, version, episodes, greedy, agents, phase)
+            ended = await ask_pinned(asking, policy, version, episodes, greedy, agents=agents, phase=phase)
         except VersionNotLoaded:
             version = await _newest_version(asking, policy, episodes[0], greedy, phase)
+        else:
+            rewards = [episode.judge(answer) for episode, answer in ended]
+            return Evaluation(version, asked=len(rewards), correct=sum(rewards))
     raise Stopped(f"{_TRIES} versions of {policy} were retired, each before its held-out evaluation had ended")
 
 
-async def _evaluate_pinned(
+async def ask_pinned(
     asking: Asking,
     policy: str,
     version: int,
     episodes: Sequence[Episode],
-    greedy: Sampling,
+    sampling: Sampling,
+    *,
     agents: int,
     phase: int,
-) -> Evaluation:
+) -> list[tuple[Episode, str]]:
+    """Where each of the episodes ended and the answer that ended it, all asked of `policy@version`.
+
+    Raises:
+        VersionNotLoaded: it is retired, perhaps after some answers. Stopped: another version answered.
+    """
     todo = deque(episodes)
-    rewards: list[float] = []
+    ended: list[tuple[Episode, str]] = []
 
     async def agent() -> None:
         while todo:
             episode = todo.popleft()
             model = f"{policy}@{version}"
-            completion = await asking.ask(model, episode.messages, greedy, train=False, phase=phase)
+            completion = await asking.ask(model, episode.messages, sampling, train=False, phase=phase)
             if completion is None:
                 todo.append(episode)
             elif completion.version != version:
@@ -53,10 +62,10 @@ async def _evaluate_pinned(
             elif (following := episode.after(completion.answer)) is not None:
                 todo.appendleft(following)
             else:
-                rewards.append(episode.judge(completion.answer))
+                ended.append((episode, completion.answer))
 
     await together(*(agent() for _ in range(agents)))
-    return Evaluation(version, asked=len(rewards), correct=sum(rewards))
+    return ended
 
 
 async def _newest_version(asking: Asking, policy: str, episode: Episode, greedy: Sampling, phase: int) -> int:

@@ -16,7 +16,8 @@ from envs.connection import Completion, Connection, RequestFailed, RolloutStatus
 from envs.environment import Environment, Episode
 from envs.evaluate import evaluate
 from envs.journal import Journal
-from envs.results import Evaluation, Played
+from envs.results import Evaluation, HeldOut, Played
+from envs.watch import Watch
 
 UNFINISHED_LIMIT = 64
 """Closed loop: rollouts neither trained nor skipped at any time, two updates' worth."""
@@ -29,12 +30,14 @@ class PlaySettings:
     """How to play.
 
     agents: rollouts asked for at once in the closed loop. rate: rollouts started per second, whatever the server
-    does (open loop); None: closed loop. give_up_after_s: see Asking.
+    does (open loop); None: closed loop. watched: held-out episodes that every version is asked while rollouts are
+    played (0: none). give_up_after_s: see Asking.
     """
 
     policy: str = "default"
     agents: int = 16
     rate: float | None = None
+    watched: int = 0
     give_up_after_s: float = 300.0
 
 
@@ -62,6 +65,7 @@ class Player:
             self._asking.failed,
             limit=UNFINISHED_LIMIT if settings.rate is None else sys.maxsize,
         )
+        self._watch = Watch(self._asking, board, environment, settings.policy, settings.watched)
         self.played: list[Played] = []
         self.evaluations: dict[int, Evaluation] = {}
 
@@ -69,11 +73,19 @@ class Player:
     def statuses(self) -> dict[str, RolloutStatus]:
         return self._backlog.statuses
 
+    @property
+    def held_out(self) -> Sequence[HeldOut]:
+        """What the watched versions answered."""
+        return self._watch.seen
+
     async def play(self) -> None:
         """Play all phases. Raises Stopped with a sentence when the run cannot go on."""
         done = asyncio.Event()
+        work = [self._phases(done), self._backlog.watch(done), self._tell_waiting(done)]
+        if self._settings.watched:
+            work.append(self._watch.watch(done))
         async with self._display.shown():
-            await together(self._phases(done), self._backlog.watch(done), self._tell_waiting(done))
+            await together(*work)
             await self._backlog.look_at_all()
 
     async def _tell_waiting(self, done: asyncio.Event) -> None:

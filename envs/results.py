@@ -3,7 +3,7 @@
 import csv
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,19 @@ class Evaluation:
         return self.correct / self.asked if self.asked else None
 
 
+@dataclass(frozen=True)
+class HeldOut:
+    """One held-out answer of a version that was watched."""
+
+    version: int
+    phase: int
+    rollouts: int
+    """Rollouts that had their reward when the version was first seen."""
+    category: str
+    """Which habit the answer shows."""
+    reward: float
+
+
 def moving_means(rewards: Sequence[float], width: int = MOVING) -> list[float]:
     """Mean of every full window of `width`; the first is that of rewards[0:width]."""
     sums = [0.0, *accumulate(rewards)]
@@ -112,6 +125,13 @@ def write_rollouts(path: Path, played: Sequence[Played], statuses: Mapping[str, 
         for row in sorted(played, key=lambda one: one.index):
             status = statuses[row.rollout]
             table.writerow({**row.__dict__, "state": status.state, "reason": status.reason})
+
+
+def write_held_out(path: Path, seen: Sequence[HeldOut]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, [field.name for field in fields(HeldOut)])
+        table.writeheader()
+        table.writerows(asdict(one) for one in seen)
 
 
 def write_summary(path: Path, summary: dict[str, Any]) -> None:

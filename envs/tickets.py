@@ -44,6 +44,10 @@ class TicketEpisode:
     def judge(self, answer: str) -> float:
         return 1.0 if answer.strip().lower() == self.queue else 0.0
 
+    def category(self, answer: str) -> str:
+        queue = answer.strip().lower()
+        return queue if queue in QUEUES else "no queue"
+
 
 class Tickets:
     """The environment. Everything is drawn from `seed`.

@@ -102,6 +102,12 @@ class ToolsEpisode:
         reply = call(self.api, self.order, answer)
         return 0.5**self.failures if reply and reply.done else 0.0
 
+    def category(self, answer: str) -> str:
+        reply = call(self.api, self.order, answer)
+        if reply is None:
+            return "no call"
+        return f"done, {self.failures} calls failed" if reply.done else "not done"
+
     def after(self, answer: str) -> "ToolsEpisode | None":
         reply = call(self.api, self.order, answer)
         if reply is None or reply.done or self.calls + 1 == TURNS:

@@ -35,6 +35,9 @@ class WritingEpisode:
         decent = not faults(answer, self.topic, self.shown)
         return 1.0 if decent and style_of(answer) == self.rewarded else 0.0
 
+    def category(self, answer: str) -> str:
+        return style_of(answer) or "no style"
+
     def after(self, answer: str) -> None:
         return None
 

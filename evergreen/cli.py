@@ -18,6 +18,13 @@ from evergreen.reset import NotOurs
 
 app = typer.Typer(no_args_is_help=True, help="An LLM endpoint that learns on the job.", pretty_exceptions_enable=False)
 app.add_typer(simulate_app, name="simulate")
+experiment_app = typer.Typer(no_args_is_help=True)
+app.add_typer(experiment_app, name="experiment")
+
+
+@experiment_app.callback()
+def experiment() -> None:
+    """Whole runs on servers of their own, compared in one report."""
 
 
 @app.command()
@@ -94,6 +101,31 @@ def replay(
     from evergreen.replay import replay as run
 
     raise typer.Exit(0 if run(_settings(), policy, to, start, typer.echo) else 1)
+
+
+@experiment_app.command()
+def online(
+    env: Annotated[str, typer.Option(help="tickets, writing or tools.")] = "writing",
+    arms: Annotated[str, typer.Option(help="Comma-separated; see docs/experiments.")] = "sao,running_mean",
+    seeds: Annotated[int, typer.Option(min=1)] = 3,
+    rollouts_per_phase: Annotated[int, typer.Option(min=1)] = 1120,
+    watch: Annotated[int, typer.Option(min=1, help="Held-out episodes that every version is asked.")] = 24,
+    level: Annotated[
+        float, typer.Option(help="A switch is recovered from once the mean of 128 rewards is there.")
+    ] = 0.6,
+    out: Annotated[Path | None, typer.Option(help="Where runs and report go. Default: in the home.")] = None,
+    port: Annotated[int, typer.Option(help="Of each run's server; its engine takes the next one.")] = 24500,
+) -> None:
+    """The paper's online experiment: arms on one schedule, each run on a fresh server. Resumes where it stopped."""
+    from evergreen.experiment import Schedule, run_online
+
+    schedule = Schedule(env, rollouts_per_phase, watch)
+    out = out or _settings().home.resolve() / "experiments" / f"online-{env}"
+    try:
+        report = run_online(schedule, [arm.strip() for arm in arms.split(",")], seeds, out, port, level, typer.echo)
+    except (ValueError, RuntimeError) as error:
+        _stop(str(error))
+    typer.echo(f"report: {report}")
 
 
 def main() -> None:
