@@ -45,8 +45,17 @@ def train(claim: Claim, state: LearnerState) -> Trained:
     prompts = new_probes or [list(probe) for probe in claim.probes or ()]
     # without its adapter the model is version 0, whose B is zero
     probe_zero = state.model.top_logprobs("base", prompts, TOP) if new_probes else None
-    shortfall = reward_shortfall([r.total_return for r in claim.rollouts], claim.reward_min, claim.reward_max)
-    result = run_update(state.model, state.optimisers, trajectories, state.settings, claim.updates_done, shortfall)
+    returns = [r.total_return for r in claim.rollouts]
+    result = run_update(
+        state.model,
+        state.optimisers,
+        trajectories,
+        state.settings,
+        claim.updates_done,
+        reward_shortfall(returns, claim.reward_min, claim.reward_max),
+        tuple(state.recent_returns),
+    )
+    state.recent_returns.extend(reversed(returns))  # a claim begins with the newest
     json.dumps(result.health, allow_nan=False)  # a figure that is no number is no sound update
     probe = state.model.top_logprobs("policy", prompts, TOP) if result.policy_changed else None
     return Trained(result, probe, new_probes, probe_zero)
