@@ -16,7 +16,7 @@ from envs.connection import Connection
 from envs.curve import write_curve
 from envs.environment import Environment
 from envs.journal import Journal
-from envs.play import Player, PlaySettings
+from envs.play import UNFINISHED_LIMIT, Player, PlaySettings, check_groups
 from envs.results import phase_figures, write_rollouts, write_summary
 from envs.tickets import Tickets
 from envs.tools import Tools
@@ -32,6 +32,14 @@ Agents = Annotated[int, typer.Option(min=1, help="Requests at once in the closed
 Rate = Annotated[
     float | None,
     typer.Option(min=0.001, help="Rollouts started per second, whatever the learner does. Default: closed loop."),
+]
+GroupSize = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        max=UNFINISHED_LIMIT,
+        help="Rollouts of one prompt, under a tag `group`, for a policy that learns with advantage: group.",
+    ),
 ]
 Policy = Annotated[str, typer.Option(help="Name of the policy to ask.")]
 GiveUpAfter = Annotated[float, typer.Option(min=0, help="Seconds of nothing but failed requests before the run stops.")]
@@ -54,6 +62,7 @@ def tickets(
     rollouts_per_phase: RolloutsPerPhase = 1120,
     agents: Agents = 16,
     rate: Rate = None,
+    group_size: GroupSize = 1,
     policy: Policy = "default",
     env_training_texts: Annotated[int, typer.Option(min=60, help="Tickets that rollouts draw from.")] = 180,
     env_held_out_texts: Annotated[int, typer.Option(min=1, help="Tickets kept for measuring.")] = 200,
@@ -72,7 +81,7 @@ def tickets(
             held_out_texts=env_held_out_texts,
         )
 
-    settings = PlaySettings(policy=policy, agents=agents, rate=rate, give_up_after_s=give_up_after)
+    settings = PlaySettings(policy, agents, rate, group_size, give_up_after)
     _simulate("tickets", seed, make, settings, url, api_key, out)
 
 
@@ -84,6 +93,7 @@ def writing(
     rollouts_per_phase: RolloutsPerPhase = 1120,
     agents: Agents = 16,
     rate: Rate = None,
+    group_size: GroupSize = 1,
     policy: Policy = "default",
     env_held_out_topics: Annotated[int, typer.Option(min=1, help="Topics kept for measuring.")] = 60,
     give_up_after: GiveUpAfter = 300.0,
@@ -95,7 +105,7 @@ def writing(
     def make() -> Writing:
         return Writing(seed, phases=phases, rollouts_per_phase=rollouts_per_phase, held_out_topics=env_held_out_topics)
 
-    settings = PlaySettings(policy=policy, agents=agents, rate=rate, give_up_after_s=give_up_after)
+    settings = PlaySettings(policy, agents, rate, group_size, give_up_after)
     _simulate("writing", seed, make, settings, url, api_key, out)
 
 
@@ -107,6 +117,7 @@ def tools(
     rollouts_per_phase: RolloutsPerPhase = 1120,
     agents: Agents = 16,
     rate: Rate = None,
+    group_size: GroupSize = 1,
     policy: Policy = "default",
     env_held_out_orders: Annotated[int, typer.Option(min=1, help="Orders kept for measuring.")] = 100,
     give_up_after: GiveUpAfter = 300.0,
@@ -118,7 +129,7 @@ def tools(
     def make() -> Tools:
         return Tools(seed, phases=phases, rollouts_per_phase=rollouts_per_phase, held_out_orders=env_held_out_orders)
 
-    settings = PlaySettings(policy=policy, agents=agents, rate=rate, give_up_after_s=give_up_after)
+    settings = PlaySettings(policy, agents, rate, group_size, give_up_after)
     _simulate("tools", seed, make, settings, url, api_key, out)
 
 
@@ -139,6 +150,7 @@ def _simulate(
         raise typer.BadParameter(f"{out} already holds a run; give another --out")
     try:
         environment = make()
+        check_groups(environment, settings.group_size)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     about = {
@@ -148,6 +160,7 @@ def _simulate(
         "url": url,
         "agents": settings.agents,
         "rate": settings.rate,
+        "group_size": settings.group_size,
     }
     try:
         asyncio.run(run(environment, settings, url, api_key, out, about, console))
