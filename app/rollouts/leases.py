@@ -37,7 +37,7 @@ class RolloutSummary:
     advantage_mean: float
     advantage_std: float
     masked_share: float
-    """Share of its action tokens that DIS rejected, mean over the policy steps."""
+    """Share of its action tokens that the clip (DIS) rejected, mean over the policy steps."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """`advantage: group`: whole groups are claimed, and none waits for ever."""
 
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -7,6 +8,8 @@ import pytest
 
 from app.db.models import ApiKey
 from app.db.repositories.policies import lock_policy
+from app.db.repositories.rollouts import lock_rollout
+from app.db.session import Database
 from app.rollouts.claimed import Claim
 from app.rollouts.learning import Idle, fail_update
 from app.rollouts.lifecycle import close_rollout
@@ -181,3 +184,18 @@ def test_rollouts_given_back_without_blame_are_claimed_as_the_group_they_were(gr
     with grouped.database.write() as session:
         fail_update(session, claim.update_id, "learner", "the disk is full", blame_rollouts=False)
     assert ids(grouped.batch()) == group[::-1]
+
+
+def test_a_group_of_which_a_rollout_is_being_written_to_is_passed(
+    grouped: World, open_database: Callable[[], Database], backend: str
+) -> None:
+    if backend == "sqlite":
+        pytest.skip("SQLite has one writer at a time")
+    held = [member(grouped, "held") for _ in range(2)]
+    free = [member(grouped, "free") for _ in range(2)]
+    with open_database().write() as session:
+        lock_rollout(session, held[0])
+        claim = grouped.batch()
+    assert ids(claim) == free[::-1]
+    grouped.commit(claim)
+    assert ids(grouped.batch()) == held[::-1]
