@@ -81,7 +81,9 @@ def tickets(
             held_out_texts=env_held_out_texts,
         )
 
-    settings = PlaySettings(policy, agents, rate, group_size, give_up_after)
+    settings = PlaySettings(
+        policy=policy, agents=agents, rate=rate, group_size=group_size, give_up_after_s=give_up_after
+    )
     _simulate("tickets", seed, make, settings, url, api_key, out)
 
 
@@ -105,7 +107,9 @@ def writing(
     def make() -> Writing:
         return Writing(seed, phases=phases, rollouts_per_phase=rollouts_per_phase, held_out_topics=env_held_out_topics)
 
-    settings = PlaySettings(policy, agents, rate, group_size, give_up_after)
+    settings = PlaySettings(
+        policy=policy, agents=agents, rate=rate, group_size=group_size, give_up_after_s=give_up_after
+    )
     _simulate("writing", seed, make, settings, url, api_key, out)
 
 
@@ -129,7 +133,9 @@ def tools(
     def make() -> Tools:
         return Tools(seed, phases=phases, rollouts_per_phase=rollouts_per_phase, held_out_orders=env_held_out_orders)
 
-    settings = PlaySettings(policy, agents, rate, group_size, give_up_after)
+    settings = PlaySettings(
+        policy=policy, agents=agents, rate=rate, group_size=group_size, give_up_after_s=give_up_after
+    )
     _simulate("tools", seed, make, settings, url, api_key, out)
 
 

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor, where, zeros_like
 
-from learner.sao.objective import check_token_count, dis_accepted, log_band
+from learner.sao.objective import dis_accepted, dis_weights, log_band, policy_loss, weighted_loss
 
 Clip = Literal["dis", "ppo", "none"]
 
@@ -50,6 +50,8 @@ def clip_weights(log_ratio: Tensor, advantages: Tensor, band: tuple[float, float
 
     Without a bound on its side a ratio may be infinite; the gradient is then not finite, which the learner refuses.
     """
+    if clip == "dis":
+        return dis_weights(log_ratio, band)
     log_ratio = log_ratio.detach()
     accepted = clip_accepted(log_ratio, advantages, band, clip)
     zero = zeros_like(log_ratio)
@@ -69,9 +71,7 @@ def clipped_policy_loss(
     logprobs: (T,) log pi of the sampled tokens, nats, with gradient. behaviour_logprobs, advantages: (T,), constants.
     token_count: N of the WHOLE batch. Returns a scalar; its gradient, not its value, is that of the surrogates above.
     """
-    check_token_count(token_count)
-    log_ratio = logprobs.detach() - behaviour_logprobs
-    accepted = clip_accepted(log_ratio, advantages, band, clip)
-    # a rejected token may have log pi = -inf, and 0 * -inf is NaN: replace it before the product
-    kept = where(accepted, logprobs, zeros_like(logprobs))
-    return -(clip_weights(log_ratio, advantages, band, clip) * advantages.detach() * kept).sum() / token_count
+    if clip == "dis":
+        return policy_loss(logprobs, behaviour_logprobs, advantages, band, token_count)
+    weights = clip_weights(logprobs.detach() - behaviour_logprobs, advantages, band, clip)
+    return weighted_loss(logprobs, weights, advantages, token_count)

@@ -147,6 +147,15 @@ def test_an_infinite_ratio_that_nothing_bounds_is_not_hidden(clip: Clip) -> None
     assert weights.tolist() == [math.inf]
 
 
+def test_an_impossible_token_adds_nothing_even_without_a_clip() -> None:
+    logprobs = torch.tensor([-math.inf, -0.5], requires_grad=True)
+    loss = clipped_policy_loss(logprobs, torch.tensor([-0.1, -0.5]), torch.tensor([-1.0, 1.0]), BAND, 2, "none")
+    assert loss.item() == pytest.approx(0.25)
+    loss.backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == [0.0, -0.5]
+
+
 def test_a_ratio_that_is_no_number_is_rejected_by_dis_and_shown_by_the_others() -> None:
     log_ratio, advantages = torch.tensor([math.nan]), torch.tensor([1.0])
     assert not dis_accepted(log_ratio, BAND).item()
