@@ -70,6 +70,7 @@ class Run:
             zero = write_version_zero("benchmark", UUID(int=1), base, learning, Path(home))
             self.model = LearnerModel(base, resolve_dtype(get_settings().dtype, base), learning, Path(zero.path))
         self.optimisers = build_optimisers(self.model, learning)
+        self.per_prompt = learning.group_size if learning.advantage == "group" else 1
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(base)
         self.environment = Tickets(seed=arguments.seed, phases=arguments.phases)
         self.generator = torch.Generator().manual_seed(arguments.seed)
@@ -86,11 +87,11 @@ class Run:
             for _ in range(self.arguments.updates):
                 start = time.perf_counter()
                 self.older.append([p.detach().clone() for p in self.model.policy_parameters.values()])
-                episodes = [self.environment.reset(rollouts + i, phase) for i in range(batch)]
+                episodes = [self.environment.reset((rollouts + i) // self.per_prompt, phase) for i in range(batch)]
                 trajectories, scores, other = self._sample(episodes, self.older[0], rollouts)
                 sampled = time.perf_counter()
                 shortfall = reward_shortfall(scores, -1.0, 1.0)  # the default policy's range
-                result = run_update(self.model, self.optimisers, trajectories, self.learning, done, shortfall)
+                result = run_update(self.model, self.optimisers, trajectories, self.learning, done, shortfall, rewards)
                 ended = time.perf_counter()
                 rewards_of_phase += scores
                 rewards += scores
@@ -123,7 +124,8 @@ class Run:
         trajectories = []
         for i, (prompt, answer, score) in enumerate(zip(prompts, answers, scores, strict=True)):
             one = trajectory(first + i, prompt, answer, score)
-            trajectories.append(replace(one, staleness=torch.full_like(one.staleness, staleness)))
+            group = str((first + i) // self.per_prompt)
+            trajectories.append(replace(one, staleness=torch.full_like(one.staleness, staleness), group=group))
         return trajectories, scores, other
 
     def _load(self, weights: list[Tensor]) -> None:
@@ -171,7 +173,7 @@ class Run:
             "other": other,
             "masked": statistics.mean(masked),
             "policy_grad": statistics.mean(health["policy_grad_norms"]) if health["policy_grad_norms"] else None,
-            "value_grad": statistics.mean(health["value_grad_norms"]),
+            "value_grad": statistics.mean(health["value_grad_norms"]) if health["value_grad_norms"] else None,
             "sample_s": sample_s,
             "update_s": update_s,
         }

@@ -95,4 +95,5 @@ def trajectory(number: int, prompt: list[int], answer: tuple[list[int], list[flo
         staleness=torch.zeros(count, dtype=torch.int64),
         interaction_index=torch.zeros(count, dtype=torch.int64),
         rollout_action_tokens=count,
+        rollout_return=reward,
     )

@@ -62,15 +62,16 @@ class Asking:
         sampling: Sampling,
         *,
         rollout: str | None = None,
+        group: str | None = None,
         train: bool = True,
         **context: Any,
     ) -> Completion | None:
         """One completion, or None if the request failed.
 
-        rollout: see Connection.complete. context: goes into the journal only. Raises VersionNotLoaded, and Stopped if
-        asking on is useless.
+        rollout, group: see Connection.complete. context: goes into the journal only. Raises VersionNotLoaded, and
+        Stopped if asking on is useless.
         """
-        completion = await self._complete(model, messages, sampling, rollout, train)
+        completion = await self._complete(model, messages, sampling, rollout, group, train)
         if isinstance(completion, RequestFailed):
             self.failed(completion)
             if completion.kind == "404 version_not_loaded":
@@ -85,18 +86,25 @@ class Asking:
             rollout=completion.rollout,
             version=completion.version,
             answer=completion.answer,
+            **({} if group is None else {"group": group}),
             **context,
         )
         return completion
 
     async def _complete(
-        self, model: str, messages: Sequence[Message], sampling: Sampling, rollout: str | None, train: bool
+        self,
+        model: str,
+        messages: Sequence[Message],
+        sampling: Sampling,
+        rollout: str | None,
+        group: str | None,
+        train: bool,
     ) -> Completion | RequestFailed:
         if not self._outstanding:  # nobody was asked before
             self._silent_since = monotonic()
         self._outstanding += 1
         try:
-            return await self._connection.complete(model, messages, sampling, rollout=rollout, train=train)
+            return await self._connection.complete(model, messages, sampling, rollout=rollout, group=group, train=train)
         except RequestFailed as failure:
             return failure
         finally:

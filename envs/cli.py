@@ -16,7 +16,7 @@ from envs.connection import Connection
 from envs.curve import write_curve
 from envs.environment import Environment
 from envs.journal import Journal
-from envs.play import Player, PlaySettings
+from envs.play import UNFINISHED_LIMIT, Player, PlaySettings, check_groups
 from envs.results import phase_figures, write_held_out, write_rollouts, write_summary
 from envs.tickets import Tickets
 from envs.tools import Tools
@@ -35,6 +35,14 @@ Rate = Annotated[
 ]
 Watch = Annotated[
     int, typer.Option(min=0, help="Held-out episodes that every new version is asked, for held_out.csv. Default: none.")
+]
+GroupSize = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        max=UNFINISHED_LIMIT,
+        help="Rollouts of one prompt, under a tag `group`, for a policy that learns with advantage: group.",
+    ),
 ]
 Policy = Annotated[str, typer.Option(help="Name of the policy to ask.")]
 GiveUpAfter = Annotated[float, typer.Option(min=0, help="Seconds of nothing but failed requests before the run stops.")]
@@ -57,6 +65,7 @@ def tickets(
     rollouts_per_phase: RolloutsPerPhase = 1120,
     agents: Agents = 16,
     rate: Rate = None,
+    group_size: GroupSize = 1,
     watch: Watch = 0,
     policy: Policy = "default",
     env_training_texts: Annotated[int, typer.Option(min=60, help="Tickets that rollouts draw from.")] = 180,
@@ -76,7 +85,14 @@ def tickets(
             held_out_texts=env_held_out_texts,
         )
 
-    settings = PlaySettings(policy=policy, agents=agents, rate=rate, watched=watch, give_up_after_s=give_up_after)
+    settings = PlaySettings(
+        policy=policy,
+        agents=agents,
+        rate=rate,
+        group_size=group_size,
+        watched=watch,
+        give_up_after_s=give_up_after,
+    )
     _simulate("tickets", seed, make, settings, url, api_key, out)
 
 
@@ -88,6 +104,7 @@ def writing(
     rollouts_per_phase: RolloutsPerPhase = 1120,
     agents: Agents = 16,
     rate: Rate = None,
+    group_size: GroupSize = 1,
     watch: Watch = 0,
     policy: Policy = "default",
     env_held_out_topics: Annotated[int, typer.Option(min=1, help="Topics kept for measuring.")] = 60,
@@ -100,7 +117,14 @@ def writing(
     def make() -> Writing:
         return Writing(seed, phases=phases, rollouts_per_phase=rollouts_per_phase, held_out_topics=env_held_out_topics)
 
-    settings = PlaySettings(policy=policy, agents=agents, rate=rate, watched=watch, give_up_after_s=give_up_after)
+    settings = PlaySettings(
+        policy=policy,
+        agents=agents,
+        rate=rate,
+        group_size=group_size,
+        watched=watch,
+        give_up_after_s=give_up_after,
+    )
     _simulate("writing", seed, make, settings, url, api_key, out)
 
 
@@ -112,6 +136,7 @@ def tools(
     rollouts_per_phase: RolloutsPerPhase = 1120,
     agents: Agents = 16,
     rate: Rate = None,
+    group_size: GroupSize = 1,
     watch: Watch = 0,
     policy: Policy = "default",
     env_held_out_orders: Annotated[int, typer.Option(min=1, help="Orders kept for measuring.")] = 100,
@@ -124,7 +149,14 @@ def tools(
     def make() -> Tools:
         return Tools(seed, phases=phases, rollouts_per_phase=rollouts_per_phase, held_out_orders=env_held_out_orders)
 
-    settings = PlaySettings(policy=policy, agents=agents, rate=rate, watched=watch, give_up_after_s=give_up_after)
+    settings = PlaySettings(
+        policy=policy,
+        agents=agents,
+        rate=rate,
+        group_size=group_size,
+        watched=watch,
+        give_up_after_s=give_up_after,
+    )
     _simulate("tools", seed, make, settings, url, api_key, out)
 
 
@@ -145,6 +177,7 @@ def _simulate(
         raise typer.BadParameter(f"{out} already holds a run; give another --out")
     try:
         environment = make()
+        check_groups(environment, settings.group_size)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     about = {
@@ -154,6 +187,7 @@ def _simulate(
         "url": url,
         "agents": settings.agents,
         "rate": settings.rate,
+        "group_size": settings.group_size,
     }
     try:
         asyncio.run(run(environment, settings, url, api_key, out, about, console))

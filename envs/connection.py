@@ -103,14 +103,16 @@ class Connection:
         sampling: Sampling,
         *,
         rollout: str | None = None,
+        group: str | None = None,
         train: bool = True,
     ) -> Completion:
         """One chat completion.
 
-        rollout: the caller's name of the rollout that it is a turn of; None: it is a rollout of its own. train=False
-        opts it out of training. Both go into `metadata`.
+        rollout: the caller's name of the rollout that it is a turn of; None: it is a rollout of its own. group: a name
+        that all rollouts of one prompt share. train=False opts it out of training. All go into `metadata`.
         """
-        metadata = ({} if rollout is None else {"rollout_id": rollout}) | ({} if train else {"train": "false"})
+        said = {"rollout_id": rollout, "group": group, "train": None if train else "false"}
+        metadata = {name: value for name, value in said.items() if value is not None}
         started = perf_counter()
         try:
             raw = await self._openai.chat.completions.with_raw_response.create(

@@ -30,15 +30,26 @@ class PlaySettings:
     """How to play.
 
     agents: rollouts asked for at once in the closed loop. rate: rollouts started per second, whatever the server
-    does (open loop); None: closed loop. watched: held-out episodes that every version is asked while rollouts are
-    played (0: none). give_up_after_s: see Asking.
+    does (open loop); None: closed loop. group_size: rollouts that are given one and the same prompt, one after the
+    other; the server is told which by a random name. watched: held-out episodes that every version is asked while
+    rollouts are played (0: none). give_up_after_s: see Asking.
     """
 
     policy: str = "default"
     agents: int = 16
     rate: float | None = None
+    group_size: int = 1
     watched: int = 0
     give_up_after_s: float = 300.0
+
+
+def check_groups(environment: Environment, group_size: int) -> None:
+    """ValueError if a phase is no whole number of groups: one of them would see two phases."""
+    if environment.rollouts_per_phase % group_size:
+        raise ValueError(
+            f"a phase of {environment.rollouts_per_phase} rollouts is no whole number of groups of {group_size}: "
+            "change --rollouts-per-phase or --group-size"
+        )
 
 
 class Player:
@@ -66,6 +77,8 @@ class Player:
             limit=UNFINISHED_LIMIT if settings.rate is None else sys.maxsize,
         )
         self._watch = Watch(self._asking, board, environment, settings.policy, settings.watched)
+        self._groups: dict[int, str] = {}
+        """Group number -> its random name: a number would tell the server how far the run is."""
         self.played: list[Played] = []
         self.evaluations: dict[int, Evaluation] = {}
 
@@ -151,8 +164,14 @@ class Player:
         )
 
     async def _ask_turns(self, index: int, phase: int) -> tuple[list[Completion], float] | None:
-        """All turns of a rollout and its reward. None: a question failed, and the place reserved is given back."""
-        episode: Episode = self._environment.reset(index, phase)
+        """All turns of a rollout and its reward. None: a question failed, and the place reserved is given back.
+
+        The rollouts of a group play the episode with the group's number within the phase.
+        """
+        size = self._settings.group_size
+        first = (phase - 1) * self._environment.rollouts_per_phase
+        episode: Episode = self._environment.reset(first + (index - first) // size, phase)
+        group = self._groups.setdefault(index // size, str(uuid4())) if size > 1 else None
         name = str(uuid4()) if self._environment.turns > 1 else None
         turns: list[Completion] = []
         while True:
@@ -161,6 +180,7 @@ class Player:
                 episode.messages,
                 self._environment.sampling,
                 rollout=name,
+                group=group,
                 phase=phase,
                 index=index,
             )

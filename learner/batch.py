@@ -111,6 +111,8 @@ def _trajectory(
         staleness=per_token([i.staleness for i in interactions], torch.int64),
         interaction_index=per_token(trained, torch.int64),
         rollout_action_tokens=rollout_action_tokens,
+        rollout_return=rollout.total_return,
+        group=rollout.group,
     )
 
 

@@ -1,8 +1,11 @@
-"""The learner's state after one update: policy, value model, both optimisers and the RNG, all of the same update."""
+"""The learner's state after one update, all of the same update: policy, value model, both optimisers, the RNG, and the
+returns that a running mean is taken of."""
 
 import json
 import pickle
 import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -36,10 +39,25 @@ class CheckpointMismatch(RuntimeError):
     """The parts of a checkpoint do not belong together, or not to this model."""
 
 
+@dataclass(frozen=True)
+class Progress:
+    """What the learner has gone through: updates, and the returns of the newest rollouts trained, oldest first."""
+
+    updates_done: int
+    recent_returns: tuple[float, ...]
+
+
 def save_checkpoint(
-    directory: Path, model: LearnerModel, optimisers: Optimisers, *, update_id: UUID, updates_done: int
+    directory: Path,
+    model: LearnerModel,
+    optimisers: Optimisers,
+    *,
+    update_id: UUID,
+    updates_done: int,
+    recent_returns: Iterable[float] = (),
 ) -> None:
-    """Writes the state after `update_id` into `directory`; `updates_done` counts it. Every file names the update."""
+    """Writes the state after `update_id` into `directory`; `updates_done` and `recent_returns` contain it. Every file
+    names the update."""
     metadata = {"update_id": str(update_id)}
     save_file(_adapter(model, "policy"), directory / POLICY, metadata)
     head = {f"value_head.{name}": tensor.contiguous() for name, tensor in model.value_head.state_dict().items()}
@@ -53,14 +71,16 @@ def save_checkpoint(
         },
         directory / TRAINING,
     )
-    (directory / STATE).write_text(json.dumps({**metadata, "updates_done": updates_done}, indent=2))
+    # JSON keeps every bit of a float
+    state = {**metadata, "updates_done": updates_done, "recent_returns": list(recent_returns)}
+    (directory / STATE).write_text(json.dumps(state, indent=2))
 
 
-def load_checkpoint(directory: Path, model: LearnerModel, optimisers: Optimisers, *, update_id: UUID) -> int:
-    """Restores the state after `update_id` into a model and optimisers of the same settings; returns `updates_done`.
+def load_checkpoint(directory: Path, model: LearnerModel, optimisers: Optimisers, *, update_id: UUID) -> Progress:
+    """Restores the state after `update_id` into a model and optimisers of the same settings; returns the rest of it.
 
     Learning rates and betas stay those of `optimisers`: a policy's settings may have changed since. If they chose
-    another optimiser, that one starts without moments.
+    another optimiser, that one starts without moments. A checkpoint from before returns were kept has none.
 
     Raises:
         CheckpointMismatch: a file is missing or damaged, belongs to another update, or does not fit the model. Nothing
@@ -95,8 +115,7 @@ def load_checkpoint(directory: Path, model: LearnerModel, optimisers: Optimisers
         _load_moments(optimisers.policy, training["policy_optimiser"])
     _load_moments(optimisers.value, training["value_optimiser"])
     torch.set_rng_state(training["rng"])
-    updates_done: int = state["updates_done"]
-    return updates_done
+    return Progress(state["updates_done"], tuple(state.get("recent_returns", ())))
 
 
 def keep_newest(checkpoints: Path, current: Path, count: int = 3) -> list[Path]:

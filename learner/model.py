@@ -140,6 +140,7 @@ class LearnerModel:
                 staleness=one,
                 interaction_index=one,
                 rollout_action_tokens=1,
+                rollout_return=0.0,
             )
             for prompt in prompts
         ]

@@ -8,7 +8,7 @@ from torch import Tensor
 from app.policies.learning import LearningSettings
 from learner.plan import BatchPlan, MicroBatch
 from learner.sao.centring import common_pushes, push_sums
-from learner.sao.objective import dis_weights, policy_loss
+from learner.sao.clipping import clip_weights, clipped_policy_loss
 from learner.trajectory import Trajectory
 
 
@@ -31,9 +31,10 @@ class PolicyBatch:
         self._advantages = advantages
 
     def loss(self, logprobs: Tensor, micro_batch: MicroBatch) -> Tensor:
-        """logprobs: (n, V) of the micro-batch's tokens. Its share of SAO's objective, to be minimised."""
+        """logprobs: (n, V) of the micro-batch's tokens. Its share of the objective, to be minimised."""
         taken, behaviour, advantages = self._taken(logprobs, micro_batch)
-        return policy_loss(taken, behaviour, advantages, self.settings.dis_band, self._plan.token_count)
+        band, clip = self.settings.dis_band, self.settings.clip
+        return clipped_policy_loss(taken, behaviour, advantages, band, self._plan.token_count, clip)
 
     def common_pushes(self, parts: Iterable[tuple[MicroBatch, Tensor]]) -> Tensor:
         """(2, V) common pushes of the batch, from all of its micro-batches and their (n, V) log-probs."""
@@ -41,9 +42,9 @@ class PolicyBatch:
         mobilities: list[Tensor] = []
         for micro_batch, logprobs in parts:
             taken, behaviour, advantages = self._taken(logprobs.detach(), micro_batch)
-            weights = dis_weights(taken - behaviour, self.settings.dis_band) * advantages
+            weights = clip_weights(taken - behaviour, advantages, self.settings.dis_band, self.settings.clip)
             ids, opening = (of[micro_batch.index].to(logprobs.device) for of in (self._plan.action_ids, self.opening))
-            sums = push_sums(logprobs, ids, weights, opening)
+            sums = push_sums(logprobs, ids, weights * advantages, opening)
             pushes.append(sums[0])
             mobilities.append(sums[1])
         return common_pushes(torch.stack(pushes).sum(0), torch.stack(mobilities).sum(0))

@@ -1,5 +1,6 @@
 """The learner's state of one policy in memory: weights, optimisers, and the committed update that they follow."""
 
+from collections import deque
 from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import UUID
@@ -13,6 +14,7 @@ from learner.artifacts import checkpoint_dir, sha256_of
 from learner.checkpoint import CheckpointMismatch, load_checkpoint
 from learner.model import LearnerModel
 from learner.optimisers import Optimisers, build_optimisers
+from learner.sao.baselines import RETURNS_KEPT
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,8 @@ class LearnerState:
     policy_id: UUID
     checkpoint_update_id: UUID | None
     head: VersionRef
+    recent_returns: deque[float]
+    """Of the newest rollouts trained, oldest first: what a running mean is taken of. Kept whatever the settings say."""
 
     def is_that_of(self, claim: Claim) -> bool:
         """Whether memory agrees with the database; if not, it must be loaded again."""
@@ -41,7 +45,8 @@ class LearnerState:
 def load_state(claim: Claim, dtype: Dtype, artifacts_dir: Path) -> LearnerState:
     """The state that the claim's update continues: head and last checkpoint, or version 0 and fresh optimisers.
 
-    Actor, critic, optimisers and RNG must be of one update, and the actor that of the head, or nothing is trained.
+    Actor, critic, optimisers, RNG and returns must be of one update, and the actor that of the head, or nothing is
+    trained.
 
     Raises:
         CheckpointMismatch: files are missing, changed, or do not belong together.
@@ -54,12 +59,18 @@ def load_state(claim: Claim, dtype: Dtype, artifacts_dir: Path) -> LearnerState:
     torch.manual_seed(settings.seed)
     model = LearnerModel(Path(claim.base_model), dtype, settings, head)
     optimisers = build_optimisers(model, settings)
+    recent_returns: deque[float] = deque(maxlen=RETURNS_KEPT)
     if claim.checkpoint_update_id is not None:
         directory = checkpoint_dir(artifacts_dir, claim.policy_name, claim.checkpoint_update_id)
         of_head = [parameter.detach().clone() for parameter in model.policy_parameters.values()]
-        updates_done = load_checkpoint(directory, model, optimisers, update_id=claim.checkpoint_update_id)
-        if updates_done != claim.updates_done:
-            raise CheckpointMismatch(f"{directory} is the state after {updates_done} updates, not {claim.updates_done}")
+        progress = load_checkpoint(directory, model, optimisers, update_id=claim.checkpoint_update_id)
+        if progress.updates_done != claim.updates_done:
+            raise CheckpointMismatch(
+                f"{directory} is the state after {progress.updates_done} updates, not {claim.updates_done}"
+            )
+        recent_returns.extend(progress.recent_returns)
         if not all(map(torch.equal, of_head, model.policy_parameters.values())):
             raise CheckpointMismatch(f"the policy in {directory} is not the head, version {claim.head.number}")
-    return LearnerState(model, optimisers, settings, claim.policy_id, claim.checkpoint_update_id, claim.head)
+    return LearnerState(
+        model, optimisers, settings, claim.policy_id, claim.checkpoint_update_id, claim.head, recent_returns
+    )

@@ -2,7 +2,8 @@
 
 K full-batch critic steps -> V read again -> advantages -> `policy_steps` full-batch policy steps, each with the ratios
 to the behaviour log-probs as the policy stands then, so that DIS rejects what has moved too far. Every loss is a mean
-over the action tokens of the whole batch, whatever the micro-batches.
+over the action tokens of the whole batch, whatever the micro-batches. Where the advantages take no critic
+(`LearningSettings.advantage`), none runs.
 """
 
 import time
@@ -18,18 +19,18 @@ from torch.optim import Optimizer
 
 from app.policies.learning import LearningSettings
 from app.rollouts.learning import RolloutSummary
+from learner.advantages import policy_advantages
 from learner.health import CriticStep, PolicyReading, health_figures
 from learner.model import LearnerModel
 from learner.optimisers import Optimisers
 from learner.plan import BatchPlan, MicroBatch
 from learner.policy_batch import PolicyBatch
-from learner.sao.advantages import gae, policy_lambda, whiten
 from learner.sao.anchor import forward_kl
 from learner.sao.centring import centring_loss
+from learner.sao.clipping import clip_accepted
 from learner.sao.health import entropy
-from learner.sao.objective import dis_accepted
 from learner.sao.value import lambda_returns, value_loss
-from learner.trajectory import Trajectory
+from learner.trajectory import Trajectory, per_trajectory
 
 
 class TrainingDiverged(RuntimeError):
@@ -54,24 +55,30 @@ def run_update(
     settings: LearningSettings,
     updates_done: int,
     shortfall: float,
+    earlier_returns: Sequence[float] = (),
 ) -> UpdateResult:
     """Trains critic and policy on one batch, in place. `updates_done` counts the policy's earlier updates.
 
     shortfall: what the policy still has to gain (`reward_shortfall`); learning rate and anchor follow it if so set.
+    earlier_returns: of the rollouts trained before this batch, oldest first, for a running mean.
 
     Raises:
         TrainingDiverged: a loss or gradient is not finite.
         ValueError: there are no trajectories.
     """
-    warming_up = updates_done < settings.critic_warmup_updates
+    warming_up = updates_done < settings.warmup_updates
     seconds: dict[str, float] = {}
     plan = model.plan(trajectories, settings.tokens_per_micro_batch)
-    with _timed(seconds, "critic"):
-        critic = [
-            _critic_step(model, optimisers.value, plan, trajectories, settings) for _ in range(settings.critic_steps)
-        ]
-        values = _read_values(model, plan)
-    advantages = _advantages(trajectories, values, settings)
+    critic: list[CriticStep] = []
+    values: Tensor | None = None
+    if settings.advantage == "value":
+        with _timed(seconds, "critic"):
+            critic = [
+                _critic_step(model, optimisers.value, plan, trajectories, settings)
+                for _ in range(settings.critic_steps)
+            ]
+            values = _read_values(model, plan)
+    advantages = policy_advantages(trajectories, values, settings, earlier_returns)
     base_states, policy_lr = None, None
     if settings.anchor_coefficient > 0:
         with _timed(seconds, "anchor"):
@@ -90,12 +97,12 @@ def run_update(
             ]
     return UpdateResult(
         health={
-            **health_figures(trajectories, critic, values, advantages, policy, settings.dis_band),
+            **health_figures(trajectories, critic, values, advantages, policy, settings),
             "policy_lr": policy_lr,
             "reward_shortfall": shortfall,
         },
         seconds=seconds,
-        summaries=_summaries(trajectories, advantages, policy, settings.dis_band),
+        summaries=_summaries(trajectories, advantages, policy, settings),
         policy_changed=not warming_up,
     )
 
@@ -112,7 +119,7 @@ def _critic_step(
     targets = torch.cat(
         [
             lambda_returns(t.rewards, v, settings.gamma, settings.critic_lambda)
-            for t, v in zip(trajectories, _split(current, trajectories), strict=True)
+            for t, v in zip(trajectories, per_trajectory(current, trajectories), strict=True)
         ]
     )
     values = torch.empty(plan.token_count)
@@ -208,7 +215,7 @@ class _PolicyPass:
 
 
 def _set_policy_lr(optimiser: Optimizer, settings: LearningSettings, updates_done: int, shortfall: float) -> float:
-    policy_updates = updates_done - settings.critic_warmup_updates + 1
+    policy_updates = updates_done - settings.warmup_updates + 1
     share = min(1.0, policy_updates / (settings.lr_warmup_updates + 1))
     if settings.lr_follows_shortfall:
         share *= shortfall
@@ -233,25 +240,21 @@ def _read_values(model: LearnerModel, plan: BatchPlan) -> Tensor:
         return model.values(model.read_states("value", plan)).cpu()
 
 
-def _advantages(trajectories: Sequence[Trajectory], values: Tensor, settings: LearningSettings) -> Tensor:
-    """(N,): GAE per trajectory, lambda by the length of its rollout; whitened over the batch if so set."""
-    advantages = torch.cat(
-        [
-            gae(t.rewards, v, settings.gamma, policy_lambda(t.rollout_action_tokens, settings.alpha))
-            for t, v in zip(trajectories, _split(values, trajectories), strict=True)
-        ]
-    )
-    return whiten(advantages, settings.whiten_floor) if settings.whiten_advantages else advantages
-
-
 def _summaries(
-    trajectories: Sequence[Trajectory], advantages: Tensor, policy: Sequence[PolicyReading], band: tuple[float, float]
+    trajectories: Sequence[Trajectory],
+    advantages: Tensor,
+    policy: Sequence[PolicyReading],
+    settings: LearningSettings,
 ) -> dict[UUID, RolloutSummary]:
     behaviour = torch.cat([t.behaviour_logprobs for t in trajectories])
-    rejected = torch.stack([~dis_accepted(reading.logprobs - behaviour, band) for reading in policy]).float().mean(0)
+    accepted = [
+        clip_accepted(reading.logprobs - behaviour, advantages, settings.dis_band, settings.clip) for reading in policy
+    ]
+    rejected = (~torch.stack(accepted)).float().mean(0)
     of_rollout: dict[UUID, list[tuple[Tensor, Tensor]]] = defaultdict(list)
-    parts = zip(trajectories, _split(advantages, trajectories), _split(rejected, trajectories), strict=True)
-    for trajectory, advantage, share in parts:
+    for trajectory, advantage, share in zip(
+        trajectories, per_trajectory(advantages, trajectories), per_trajectory(rejected, trajectories), strict=True
+    ):
         of_rollout[trajectory.rollout_id].append((advantage, share))
     summaries = {}
     for rollout_id, segments in of_rollout.items():
@@ -263,10 +266,6 @@ def _summaries(
             masked_share=share.mean().item(),
         )
     return summaries
-
-
-def _split(flat: Tensor, trajectories: Sequence[Trajectory]) -> tuple[Tensor, ...]:
-    return flat.split([t.action_positions.numel() for t in trajectories])
 
 
 @contextmanager

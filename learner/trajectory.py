@@ -1,5 +1,6 @@
 """A trajectory: one segment of a rollout as the learner reads it (plain tensors, on the CPU)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -33,6 +34,10 @@ class Trajectory:
     """(T,) int64: index into the claimed rollout's interactions."""
     rollout_action_tokens: int
     """l of the policy's lambda: trained action tokens of the whole rollout, all segments."""
+    rollout_return: float
+    """Sum of all rewards of the rollout, whatever segment they arrive in."""
+    group: str | None = None
+    """Rollouts of one prompt share it, for GRPO's advantage; None: the rollout is of no group."""
 
     @property
     def opening(self) -> Tensor:
@@ -53,3 +58,8 @@ class Trajectory:
             raise ValueError("action positions must increase strictly within [1, L)")
         if not bool(torch.isfinite(self.behaviour_logprobs).all()):
             raise ValueError("behaviour log-probs must be finite: refuse the sample instead of padding it")
+
+
+def per_trajectory(flat: Tensor, trajectories: Sequence[Trajectory]) -> tuple[Tensor, ...]:
+    """(N, ...) of a batch's action tokens in flat order -> one tensor per trajectory."""
+    return flat.split([t.action_positions.numel() for t in trajectories])

@@ -59,8 +59,18 @@ def step(claim: Claim, state: LearnerState) -> UpdateResult:
 
 
 def _step(claim: Claim, state: LearnerState, trajectories: Sequence[Trajectory]) -> UpdateResult:
-    shortfall = reward_shortfall([r.total_return for r in claim.rollouts], claim.reward_min, claim.reward_max)
-    return run_update(state.model, state.optimisers, trajectories, state.settings, claim.updates_done, shortfall)
+    returns = [r.total_return for r in claim.rollouts]
+    result = run_update(
+        state.model,
+        state.optimisers,
+        trajectories,
+        state.settings,
+        claim.updates_done,
+        reward_shortfall(returns, claim.reward_min, claim.reward_max),
+        tuple(state.recent_returns),
+    )
+    state.recent_returns.extend(reversed(returns))  # a claim begins with the newest
+    return result
 
 
 def update_done(

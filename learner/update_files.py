@@ -25,7 +25,12 @@ ORPHANED_AFTER_S = 3600.0
 def write_checkpoint(claim: Claim, state: LearnerState, artifacts_dir: Path) -> None:
     with published(checkpoint_dir(artifacts_dir, claim.policy_name, claim.update_id)) as directory:
         save_checkpoint(
-            directory, state.model, state.optimisers, update_id=claim.update_id, updates_done=claim.updates_done + 1
+            directory,
+            state.model,
+            state.optimisers,
+            update_id=claim.update_id,
+            updates_done=claim.updates_done + 1,
+            recent_returns=state.recent_returns,
         )
 
 

@@ -301,7 +301,7 @@ class UpdateRollout(Base):
     advantage_mean: Mapped[float | None] = mapped_column(Float)
     advantage_std: Mapped[float | None] = mapped_column(Float)
     masked_share: Mapped[float | None] = mapped_column(Float)
-    """Share of its action tokens that DIS rejected, mean over the policy steps."""
+    """Share of its action tokens that the clip (DIS) rejected, mean over the policy steps."""
 
 
 class Replica(Base):

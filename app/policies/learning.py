@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 LARGEST = 2**31 - 1
 """What every database, and every LIMIT, can hold."""
@@ -20,12 +20,21 @@ class LearningSettings(BaseModel):
 
     preset: Literal["online", "paper"] = "online"
 
+    advantage: Literal["value", "running_mean", "group"] = "value"
+    """What a return is compared with: SAO's critic, or without one (learner/advantages.py) a `running_mean` of the last
+    128 returns, the paper's comparator, or GRPO's `group` of G rollouts of one prompt."""
+    clip: Literal["dis", "ppo", "none"] = "dis"
+    """What becomes of a token whose ratio has left `dis_band`: masked, PPO's clip with the band as its bounds, or
+    nothing (learner/sao/clipping.py)."""
+
     rollouts_per_update: BatchSize = 32
     min_rollouts: Count = 32
     """An update starts when this many rollouts are ready ..."""
     max_wait_s: float = Field(60.0, ge=0)
     """... or, once the oldest ready one has waited this long, when `min_rollouts_after_wait` are."""
     min_rollouts_after_wait: Count = 8
+    group_size: int = Field(8, ge=2, le=10_000, validate_default=True)
+    """G: rollouts with one tag `group` that `advantage: group` compares with each other; read there alone."""
     max_staleness: int | None = Field(4, ge=0, le=LARGEST)
     """Policy versions between the one that sampled and the head; None = no limit, DIS alone guards."""
 
@@ -78,6 +87,16 @@ class LearningSettings(BaseModel):
             return PAPER | data
         return data
 
+    @field_validator("group_size")
+    @classmethod
+    def _check_groups(cls, size: int, earlier: ValidationInfo) -> int:
+        batch = earlier.data.get("rollouts_per_update")
+        if earlier.data.get("advantage") == "group" and batch is not None and batch % size:
+            raise ValueError(
+                f"rollouts_per_update ({batch}) must be a multiple of group_size ({size}) where advantage is group"
+            )
+        return size
+
     @field_validator("dis_band")
     @classmethod
     def _check_band(cls, band: tuple[float, float]) -> tuple[float, float]:
@@ -85,6 +104,11 @@ class LearningSettings(BaseModel):
         if not 0 <= low < high:
             raise ValueError(f"must be [low, high] with 0 <= low < high, not [{low:g}, {high:g}]")
         return band
+
+    @property
+    def warmup_updates(self) -> int:
+        """Updates that hold the policy back: the critic's warm-up, where there is a critic."""
+        return self.critic_warmup_updates if self.advantage == "value" else 0
 
 
 PAPER: dict[str, Any] = {

@@ -42,6 +42,8 @@ class ClaimedRollout:
     interactions: tuple[ClaimedInteraction, ...]
     final_reward: float
     """The rollout's own reward(s), without its turns' (0.0 without one)."""
+    group: str | None = None
+    """Rollouts of one prompt have the same one (app/rollouts/groups.py); None: it is of no group."""
 
     @property
     def total_return(self) -> float:

@@ -12,10 +12,8 @@ from sqlalchemy.orm import Session
 from app.db.models import Interaction, Policy, Rollout, Update, UpdateRollout
 from app.db.repositories.feedback import applied_rewards
 from app.db.repositories.policies import lock_policy
-from app.db.repositories.rollouts import interaction_outcomes
 from app.db.repositories.updates import (
     count_ready,
-    lock_ready_rollouts,
     oldest_retry_group,
     running_update,
     whole_interactions,
@@ -24,6 +22,7 @@ from app.db.repositories.versions import NewVersion, get_version, parent_chain
 from app.db.types import clock
 from app.policies.learning import LearningSettings
 from app.rollouts.claimed import Claim, ClaimedInteraction, ClaimedRollout, VersionRef
+from app.rollouts.groups import ReadyGroups, group_of, pick_groups, ready_groups
 from app.rollouts.leases import (
     LeaseLost,
     RolloutSummary,
@@ -34,8 +33,8 @@ from app.rollouts.leases import (
     renew_lease,
 )
 from app.rollouts.lifecycle import transition
-from app.rollouts.states import InteractionState, RolloutState, SkipReason, VersionStatus
-from app.rollouts.trainability import too_old
+from app.rollouts.picking import Picked, pick_rollouts
+from app.rollouts.states import RolloutState, SkipReason, VersionStatus
 
 __all__ = [
     "Idle",
@@ -54,8 +53,6 @@ __all__ = [
 
 SEEN_EVERY = timedelta(seconds=5)
 """How often an idle learner's sign of life is written."""
-PICKING_ROUNDS = 16
-"""Bounds one claim's work on rollouts that turn out too old; the next tick, or the sweep, goes on."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +66,9 @@ def claim_update(session: Session, policy_id: UUID, *, owner: str, ttl_s: float 
     """Take the policy's lease and its next batch, in the caller's transaction.
 
     The newest ready rollouts come first, at most `rollouts_per_update`; those of a failed update before all others and
-    alone. Rollouts that turn out too old are skipped on the way. Returns are snapshots: a reward that comes later is
-    late. An expired lease is failed first, so that a dead learner blocks nobody.
+    alone. With `advantage: group` they come in groups (app/rollouts/groups.py). Rollouts that turn out too old are
+    skipped on the way. Returns are snapshots: a reward that comes later is late. An expired lease is failed first, so
+    that a dead learner blocks nobody.
 
     Args:
         owner: unique per learner process.
@@ -129,71 +127,41 @@ def _note(policy: Policy, now: datetime, reason: str | None) -> None:
         policy.learner_seen_at = now
 
 
-@dataclass(frozen=True)
-class _Picked:
-    rollout: Rollout
-    staleness: int
-    """Of its oldest trainable interaction."""
-
-
-def _pick_batch(session: Session, policy: Policy, settings: LearningSettings, now: datetime) -> list[_Picked] | Idle:
-    group = oldest_retry_group(session, policy.id)
-    if group is not None:
-        picked = _pick(session, policy, settings, group)
+def _pick_batch(session: Session, policy: Policy, settings: LearningSettings, now: datetime) -> list[Picked] | Idle:
+    retry = oldest_retry_group(session, policy.id)
+    if retry is not None:
+        picked = pick_rollouts(session, policy, settings, retry)
         return picked or Idle("too_few_rollouts: those of a failed update are too old, or being written to")
-    ready, oldest = count_ready(session, policy.id)
+    groups = ready_groups(session, policy, settings, now) if settings.advantage == "group" else None
+    ready, oldest = count_ready(session, policy.id) if groups is None else (groups.rollouts, groups.oldest_at)
     waited_s = (now - oldest).total_seconds() if oldest is not None else 0.0
     needed = settings.min_rollouts
     if waited_s >= settings.max_wait_s:
         needed = min(needed, settings.min_rollouts_after_wait)
-    few = Idle(
-        f"too_few_rollouts: {{}} ready, {settings.min_rollouts} needed "
+    if ready < needed:
+        return _too_few(ready, settings, groups)
+    if groups is None:
+        picked, full = pick_rollouts(session, policy, settings, None), settings.rollouts_per_update
+    else:
+        picked = pick_groups(session, policy, settings, groups.groups)
+        full = settings.rollouts_per_update - settings.group_size + 1  # the next group may not fit any more
+    return picked if len(picked) >= min(needed, full) else _too_few(len(picked), settings, groups)
+
+
+def _too_few(ready: int, settings: LearningSettings, groups: ReadyGroups | None) -> Idle:
+    reason = (
+        f"too_few_rollouts: {ready} ready, {settings.min_rollouts} needed "
         f"({settings.min_rollouts_after_wait} once the oldest has waited {settings.max_wait_s:g} s)"
     )
-    if ready < needed:
-        return Idle(few.reason.format(ready))
-    picked = _pick(session, policy, settings, None)
-    if len(picked) < min(needed, settings.rollouts_per_update):
-        return Idle(few.reason.format(len(picked)))
-    return picked
+    if groups is not None:
+        reason += (
+            f", in groups of {settings.group_size}; {groups.incomplete} more wait for the rest of their group, "
+            f"{groups.ungrouped} have no tag 'group' and are not trained while advantage is group"
+        )
+    return Idle(reason)
 
 
-def _pick(session: Session, policy: Policy, settings: LearningSettings, group: UUID | None) -> list[_Picked]:
-    """Lock the newest ready rollouts and skip the too old among them, until the batch is full or nothing is left."""
-    picked: list[_Picked] = []
-    for _ in range(PICKING_ROUNDS):
-        wanted = settings.rollouts_per_update - len(picked)
-        taken = [p.rollout.id for p in picked]
-        candidates = lock_ready_rollouts(session, policy.id, group, wanted, leave_out=taken) if wanted else []
-        if not candidates:
-            break
-        picked += skip_too_old(session, policy, settings.max_staleness, candidates)
-        session.flush()
-    return picked
-
-
-def skip_too_old(
-    session: Session, policy: Policy, max_staleness: int | None, candidates: Sequence[Rollout]
-) -> list[_Picked]:
-    """Skip those of the locked, ready rollouts that cannot be trained at this head any more; return the others."""
-    versions = {
-        rollout_id: [row.version for row in rows if row.state == InteractionState.COMPLETED and row.reason is None]
-        for rollout_id, rows in interaction_outcomes(session, [r.id for r in candidates]).items()
-    }
-    oldest = min((version for found in versions.values() for version in found), default=0)
-    chain = parent_chain(session, policy.id, policy.head or 0, back_to=oldest)
-    young: list[_Picked] = []
-    for rollout in candidates:
-        reason = too_old(versions[rollout.id], chain, max_staleness)
-        if reason is None:
-            young.append(_Picked(rollout, max(chain[version] for version in versions[rollout.id])))
-        else:
-            transition(rollout, RolloutState.SKIPPED, reason)
-            rollout.retry_group = None
-    return young
-
-
-def _take(session: Session, policy: Policy, picked: Sequence[_Picked], owner: str, until: datetime) -> Claim:
+def _take(session: Session, policy: Policy, picked: Sequence[Picked], owner: str, until: datetime) -> Claim:
     head = get_version(session, policy.id, policy.head or 0)
     if head is None:
         raise LookupError(f"policy {policy.name}: its head {policy.head} has no row")
@@ -202,7 +170,7 @@ def _take(session: Session, policy: Policy, picked: Sequence[_Picked], owner: st
     )
     session.add(update)
     session.flush()
-    claimed = snapshot(session, policy.id, head.number, [pick.rollout.id for pick in picked])
+    claimed = snapshot(session, policy.id, head.number, [pick.rollout for pick in picked])
     for position, (pick, rollout) in enumerate(zip(picked, claimed, strict=True)):
         transition(pick.rollout, RolloutState.TRAINING)
         pick.rollout.update_id = update.id
@@ -232,22 +200,24 @@ def _take(session: Session, policy: Policy, picked: Sequence[_Picked], owner: st
     )
 
 
-def snapshot(session: Session, policy_id: UUID, head: int, ids: Sequence[UUID]) -> list[ClaimedRollout]:
-    """The rollouts with their tokens and the rewards that count now, in the order of `ids`; ages count to `head`."""
-    interactions = whole_interactions(session, list(ids))
+def snapshot(session: Session, policy_id: UUID, head: int, rollouts: Sequence[Rollout]) -> list[ClaimedRollout]:
+    """The rollouts with their tokens and the rewards that count now, in their order; ages count to `head`."""
+    ids = [rollout.id for rollout in rollouts]
+    interactions = whole_interactions(session, ids)
     oldest = min((interaction.version for found in interactions.values() for interaction in found), default=0)
     chain = parent_chain(session, policy_id, head, back_to=oldest)
-    rewards = {(row.rollout_id, row.interaction_id): row.value for row in applied_rewards(session, list(ids))}
+    rewards = {(row.rollout_id, row.interaction_id): row.value for row in applied_rewards(session, ids)}
     return [
         ClaimedRollout(
-            id=rollout_id,
+            id=rollout.id,
             interactions=tuple(
-                _claimed(interaction, chain, head, rewards.get((rollout_id, interaction.id), 0.0))
-                for interaction in interactions[rollout_id]
+                _claimed(interaction, chain, head, rewards.get((rollout.id, interaction.id), 0.0))
+                for interaction in interactions[rollout.id]
             ),
-            final_reward=rewards.get((rollout_id, None), 0.0),
+            final_reward=rewards.get((rollout.id, None), 0.0),
+            group=group_of(rollout.key_id, rollout.tags),
         )
-        for rollout_id in ids
+        for rollout in rollouts
     ]
 
 

@@ -16,6 +16,7 @@ from app.db.repositories.rollouts import lock_rollouts
 from app.db.repositories.updates import extend_lease, lock_expired_updates, lock_running_update, update_rollouts
 from app.db.repositories.versions import NewVersion, append_version, get_version
 from app.db.types import clock
+from app.rollouts.groups import first_half
 from app.rollouts.lifecycle import transition
 from app.rollouts.rewards import count_late_feedback
 from app.rollouts.states import RolloutState, SkipReason, UpdateState
@@ -36,7 +37,7 @@ class RolloutSummary:
     advantage_mean: float
     advantage_std: float
     masked_share: float
-    """Share of its action tokens that DIS rejected, mean over the policy steps."""
+    """Share of its action tokens that the clip (DIS) rejected, mean over the policy steps."""
 
 
 @dataclass(frozen=True)
@@ -153,15 +154,18 @@ def _fix_probes(session: Session, policy: Policy, done: UpdateDone) -> None:
 
 def _fail(session: Session, update: Update, error: str, now: datetime, blame_rollouts: bool = True) -> None:
     rows = update_rollouts(session, update.id)
-    half = (len(rows) + 1) // 2
+    rollouts = {rollout.id: rollout for rollout in lock_rollouts(session, [row.rollout_id for row in rows])}
+    retried_first = first_half(
+        [rollouts[row.rollout_id] for row in rows], whole_groups=update.settings.get("advantage") == "group"
+    )
     groups = (uuid7(), uuid7())
-    group_of = {row.rollout_id: groups[position >= half] for position, row in enumerate(rows)}
-    for rollout in lock_rollouts(session, list(group_of)):
+    for rollout in rollouts.values():
         count_late_feedback(session, rollout)
         rollout.update_id = None
         if blame_rollouts:
             rollout.failed_alone += len(rows) == 1
-        _send_back(session, rollout, group_of[rollout.id] if blame_rollouts else rollout.retry_group)
+        group = groups[rollout.id not in retried_first]
+        _send_back(session, rollout, group if blame_rollouts else rollout.retry_group)
     update.state = UpdateState.FAILED
     update.error = error
     update.ended_at = now

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from app.db.models import Policy, Update
+from app.db.models import Policy, Rollout, Update
 from app.db.repositories.updates import update_rollouts
 from app.db.repositories.versions import get_version
 from app.rollouts.claimed import Claim, ClaimedRollout, VersionRef
@@ -82,17 +82,18 @@ def _reference(session: Session, policy: Policy, number: int) -> VersionRef:
 def _rollouts(session: Session, update: Update, head: int) -> Sequence[ClaimedRollout]:
     rows = update_rollouts(session, update.id)
     assert update.provenance is not None
-    had = {str(row.rollout_id) for row in rows}
+    rollouts = [session.get(Rollout, row.rollout_id) for row in rows]
+    had = {str(rollout.id) for rollout in rollouts if rollout is not None}
+    claimed = snapshot(session, update.policy_id, head, [rollout for rollout in rollouts if rollout is not None])
     missing = [rollout for rollout in update.provenance["rollouts"] if rollout not in had]
-    rollouts = snapshot(session, update.policy_id, head, [row.rollout_id for row in rows])
-    missing += [str(r.id) for r in rollouts if not r.interactions]
+    missing += [str(rollout.id) for rollout in claimed if not rollout.interactions]
     if missing:
         raise NotRecorded(f"update {update.id} was trained on rollouts that are gone: {', '.join(missing)}")
     changed = [
         f"{row.rollout_id} ({row.total_return:g} then, {rollout.total_return:g} now)"
-        for row, rollout in zip(rows, rollouts, strict=True)
+        for row, rollout in zip(rows, claimed, strict=True)
         if row.total_return != rollout.total_return
     ]
     if changed:
         raise NotRecorded(f"update {update.id} was trained on other returns of rollouts: {', '.join(changed)}")
-    return rollouts
+    return claimed

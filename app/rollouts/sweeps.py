@@ -14,8 +14,8 @@ from app.db.repositories.rollouts import (
 from app.db.repositories.versions import parent_chain
 from app.db.types import clock
 from app.policies.learning import stored_max_staleness
-from app.rollouts.learning import skip_too_old
 from app.rollouts.lifecycle import abort_interaction, settle
+from app.rollouts.picking import skip_too_old
 from app.rollouts.states import RolloutState
 
 PER_CALL = 500

@@ -7,7 +7,7 @@ the learner alone.
 from torch import Tensor
 from torch.special import entr
 
-from learner.sao.objective import log_band
+from learner.sao.clipping import Clip, clip_sides
 
 
 def k3(log_ratio: Tensor) -> float:
@@ -31,11 +31,14 @@ def effective_sample_share(log_ratio: Tensor) -> float:
     return (ratio.sum().square() / (ratio.numel() * ratio.square().sum())).item()
 
 
-def masked_share(log_ratio: Tensor, band: tuple[float, float]) -> tuple[float, float]:
-    """Shares of tokens that DIS rejects: (r <= low, r >= high), each in [0, 1]; edges count as rejected."""
-    low, high = log_band(band)
-    log_ratio = log_ratio.detach()
-    return ((log_ratio <= low).double().mean().item(), (log_ratio >= high).double().mean().item())
+def masked_share(log_ratio: Tensor, advantages: Tensor, band: tuple[float, float], clip: Clip) -> tuple[float, float]:
+    """Shares of tokens that the clip keeps from training, each in [0, 1]: (ratio too low, ratio too high).
+
+    Under dis (r <= low, r >= high), edges included; under ppo only those whose advantage pushes them further out
+    (`clip_sides`); under none (0, 0). advantages: (N,).
+    """
+    low, high = clip_sides(log_ratio.detach(), advantages, band, clip)
+    return (low.double().mean().item(), high.double().mean().item())
 
 
 def entropy(logprobs: Tensor) -> Tensor:

@@ -50,12 +50,15 @@ def policy_loss(
     The weight is a constant (stop-gradient): the gradient is -f(r) A grad log pi / N, the same as that of
     -1[in band] r A / N. A rejected token contributes exactly 0 to loss and gradient, whatever its log-prob.
     """
+    return weighted_loss(logprobs, dis_weights(logprobs.detach() - behaviour_logprobs, band), advantages, token_count)
+
+
+def weighted_loss(logprobs: Tensor, weights: Tensor, advantages: Tensor, token_count: int) -> Tensor:
+    """-(1 / N) sum_t w_t A_t log pi(a_t | s_t) for constant weights (T,); the other arguments as in `policy_loss`."""
     check_token_count(token_count)
-    log_ratio = logprobs.detach() - behaviour_logprobs
-    accepted = dis_accepted(log_ratio, band)
-    # a rejected token may have log pi = -inf, and 0 * -inf is NaN: replace it before the product
-    kept = where(accepted, logprobs, zeros_like(logprobs))
-    return -(dis_weights(log_ratio, band) * advantages.detach() * kept).sum() / token_count
+    # a token without weight may have log pi = -inf, and 0 * -inf is NaN: replace it before the product
+    kept = where(weights != 0, logprobs, zeros_like(logprobs))
+    return -(weights * advantages.detach() * kept).sum() / token_count
 
 
 def check_token_count(token_count: int) -> None:

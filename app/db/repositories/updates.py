@@ -70,6 +70,28 @@ def count_ready(session: Session, policy_id: UUID) -> tuple[int, datetime | None
     return row[0], row[1]
 
 
+def ready_tags(session: Session, policy_id: UUID) -> list[Any]:
+    """(id, key_id, tags, ready_at) of the rollouts that wait for an ordinary batch, the newest first."""
+    return list(
+        session.execute(
+            select(Rollout.id, Rollout.key_id, Rollout.tags, Rollout.ready_at)
+            .where(*_ready(policy_id), Rollout.retry_group.is_(None))
+            .order_by(Rollout.ready_at.desc(), Rollout.id.desc())
+        )
+    )
+
+
+def open_tags(session: Session, policy_id: UUID) -> list[Any]:
+    """(key_id, tags) of the open rollouts."""
+    return list(
+        session.execute(
+            select(Rollout.key_id, Rollout.tags).where(
+                Rollout.policy_id == policy_id, in_state(Rollout.state, RolloutState.OPEN)
+            )
+        )
+    )
+
+
 def oldest_retry_group(session: Session, policy_id: UUID) -> UUID | None:
     """The retry group that has waited longest."""
     return session.scalar(

@@ -60,8 +60,11 @@ class Scene:
             logprobs.append(distribution[token].item())
         return ids[len(prompt) :], logprobs
 
-    def rollout(self, *, action_tokens: int = 5, poison: bool = False) -> UUID:
-        """One rewarded call: 1 if its first token is even. A poisoned one holds an id that the model does not have."""
+    def rollout(self, *, action_tokens: int = 5, poison: bool = False, group: str | None = None) -> UUID:
+        """One rewarded call: 1 if its first token is even. A poisoned one holds an id that the model does not have.
+
+        group: its tag; the prompt is its own all the same.
+        """
         prompt = SHARED_PROMPT + torch.randint(3, VOCABULARY, (4,), generator=self.generator).tolist()
         completion, logprobs = self.sample(prompt, action_tokens)
         if poison:
@@ -79,7 +82,7 @@ class Scene:
             detail=None,
             request=None,
             replica=None,
-            tags={},
+            tags={} if group is None else {"group": group},
         )
         done = Completed(
             completion_ids=np.array(completion, np.int32),

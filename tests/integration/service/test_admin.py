@@ -127,6 +127,11 @@ def test_a_setting_that_cannot_work_is_refused_with_what_would(http):
     assert refused.json()["error"]["param"] == "settings.dis_band"
     assert "must be [low, high] with 0 <= low < high, not [4, 0.2]" in refused.json()["error"]["message"]
     assert http.get("/admin/policies/default").json()["settings"]["dis_band"] == [0.2, 4.0]
+    refused = http.patch("/admin/policies/default", json={"settings": {"advantage": "group", "group_size": 5}})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "settings.group_size"
+    assert "rollouts_per_update (32) must be a multiple of group_size (5)" in refused.json()["error"]["message"]
+    assert http.get("/admin/policies/default").json()["settings"]["advantage"] == "value"
 
 
 def test_a_setting_of_another_release_does_not_stand_in_the_way_of_a_change(http, world: World):

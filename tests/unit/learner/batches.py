@@ -35,6 +35,7 @@ def random_trajectory(
         staleness=torch.full((count,), number % 3),
         interaction_index=torch.zeros(count, dtype=torch.int64),
         rollout_action_tokens=count,
+        rollout_return=float(rewards.sum()),
     )
 
 

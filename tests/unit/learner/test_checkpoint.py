@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections import deque
 from pathlib import Path
 from uuid import UUID
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from app.policies.learning import LearningSettings
-from learner.checkpoint import CheckpointMismatch, keep_newest, load_checkpoint, save_checkpoint
+from learner.checkpoint import CheckpointMismatch, Progress, keep_newest, load_checkpoint, save_checkpoint
 from learner.model import LearnerModel
 from learner.optimisers import Optimisers, build_optimisers
 from learner.prepare import write_version_zero
@@ -20,6 +21,8 @@ from tests.unit.learner.batches import two_prefix_batch
 from tests.unit.learner.conftest import SETTINGS
 
 FIRST, SECOND = UUID(int=11), UUID(int=12)
+RETURNS = (1 / 3, 0.1 + 0.2, -1e-17, 1e300)
+"""Floats of which no decimal keeps every bit but the shortest that reads back."""
 
 
 def weights(model: LearnerModel) -> dict[str, Tensor]:
@@ -40,7 +43,7 @@ def trained(fresh_model: LearnerModel, tmp_path: Path) -> tuple[LearnerModel, Op
     run_update(fresh_model, optimisers, two_prefix_batch(), SETTINGS, updates_done=5, shortfall=1.0)
     directory = tmp_path / "first"
     directory.mkdir()
-    save_checkpoint(directory, fresh_model, optimisers, update_id=FIRST, updates_done=6)
+    save_checkpoint(directory, fresh_model, optimisers, update_id=FIRST, updates_done=6, recent_returns=deque(RETURNS))
     return fresh_model, optimisers, directory
 
 
@@ -51,7 +54,7 @@ def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(
     rng = torch.get_rng_state()
     torch.manual_seed(99)
     other, other_optimisers = reloaded(tiny_model, tmp_path)
-    assert load_checkpoint(directory, other, other_optimisers, update_id=FIRST) == 6
+    assert load_checkpoint(directory, other, other_optimisers, update_id=FIRST) == Progress(6, RETURNS)
     assert torch.equal(torch.get_rng_state(), rng)
     for name, weight in weights(other).items():
         assert torch.equal(weight, weights(model)[name]), name
@@ -59,6 +62,16 @@ def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(
     run_update(other, other_optimisers, two_prefix_batch(1), SETTINGS, updates_done=6, shortfall=1.0)
     for name, weight in weights(other).items():
         assert torch.equal(weight, weights(model)[name]), name
+
+
+def test_a_checkpoint_from_before_returns_were_kept_has_none(
+    trained: tuple[LearnerModel, Optimisers, Path], tiny_model: Path, tmp_path: Path
+) -> None:
+    path = trained[2] / "state.json"
+    state = json.loads(path.read_text())
+    del state["recent_returns"]
+    path.write_text(json.dumps(state))
+    assert load_checkpoint(trained[2], *reloaded(tiny_model, tmp_path), update_id=FIRST) == Progress(6, ())
 
 
 def test_changed_learning_rates_survive_the_load(

@@ -1,6 +1,7 @@
 """One update: what trains when, and that it is the documented loss that trains."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,10 @@ from learner.step import TrainingDiverged, UpdateResult, run_update
 from learner.trajectory import Trajectory
 from tests.unit.learner.batches import two_prefix_batch
 from tests.unit.learner.conftest import SETTINGS
+from tests.unit.sao.reference import group_advantages
+
+EARLIER_RETURNS = [9.0] * 5 + [i / 128 for i in range(128)]
+"""The oldest five are forgotten: 128 are kept."""
 
 
 def settings(**changes: Any) -> LearningSettings:
@@ -25,9 +30,14 @@ def settings(**changes: Any) -> LearningSettings:
 
 
 def update(
-    model: LearnerModel, batch: list[Trajectory], chosen: LearningSettings, done: int = 10, shortfall: float = 1.0
+    model: LearnerModel,
+    batch: list[Trajectory],
+    chosen: LearningSettings,
+    done: int = 10,
+    shortfall: float = 1.0,
+    earlier_returns: Sequence[float] = (),
 ) -> UpdateResult:
-    return run_update(model, build_optimisers(model, chosen), batch, chosen, done, shortfall)
+    return run_update(model, build_optimisers(model, chosen), batch, chosen, done, shortfall, earlier_returns)
 
 
 def snapshot(parameters: dict[str, Any]) -> dict[str, Tensor]:
@@ -75,7 +85,17 @@ def test_tied_rewards_have_no_ev_and_still_teach(model: LearnerModel) -> None:
 
 
 def reference_advantages(batch: list[Trajectory], values: Tensor, chosen: LearningSettings) -> list[list[float]]:
-    """Token by token: A_t = sum_k (gamma lambda)^k delta_(t+k)."""
+    """Token by token; for SAO's critic A_t = sum_k (gamma lambda)^k delta_(t+k). Every trajectory has one reward, its
+    last: its return."""
+    if chosen.advantage == "running_mean":
+        mean = sum(EARLIER_RETURNS[-128:]) / 128
+        counts = [t.action_positions.numel() for t in batch]
+        ends = [float(t.rewards[-1]) for t in batch]
+        return [[r * chosen.gamma ** (n - 1 - i) - mean for i in range(n)] for n, r in zip(counts, ends, strict=True)]
+    if chosen.advantage == "group":
+        returns = [t.rollout_return for t in batch]
+        grouped = group_advantages(returns, [int(t.group or 0) for t in batch])
+        return [[a] * t.action_positions.numel() for a, t in zip(grouped, batch, strict=True)]
     result, start = [], 0
     for trajectory in batch:
         count = trajectory.action_positions.numel()
@@ -87,15 +107,47 @@ def reference_advantages(batch: list[Trajectory], values: Tensor, chosen: Learni
     return result
 
 
+def reference_weight(ratio: Tensor, advantage: Tensor, clip: str) -> Tensor:
+    """What multiplies A grad log pi, from the derivative of each objective in the ratio."""
+    if clip == "dis":
+        return ratio if 0.2 < ratio < 4.0 else torch.zeros(())
+    if clip == "ppo":
+        at = ratio.clone().requires_grad_()
+        torch.minimum(at * advantage, at.clamp(0.2, 4.0) * advantage).backward()
+        assert at.grad is not None
+        return ratio * at.grad / advantage
+    return ratio
+
+
 @pytest.mark.parametrize(
-    ("whiten", "centring", "follows"),
-    [(False, 0.0, False), (True, 0.0, False), (False, 0.9, False), (False, 0.0, True)],
+    ("whiten", "centring", "follows", "advantage", "clip"),
+    [
+        (False, 0.0, False, "value", "dis"),
+        (True, 0.0, False, "value", "dis"),
+        (False, 0.9, False, "value", "dis"),
+        (False, 0.0, True, "value", "dis"),
+        (False, 0.0, False, "running_mean", "dis"),
+        (True, 0.0, False, "running_mean", "dis"),
+        (False, 0.9, False, "group", "dis"),
+        (False, 0.0, False, "value", "ppo"),
+        (False, 0.9, False, "group", "ppo"),
+        (False, 0.9, False, "value", "none"),
+    ],
 )
 def test_the_policy_step_is_the_documented_gradient(
-    model: LearnerModel, tiny_model: Path, tmp_path: Path, whiten: bool, centring: float, follows: bool
+    model: LearnerModel,
+    tiny_model: Path,
+    tmp_path: Path,
+    whiten: bool,
+    centring: float,
+    follows: bool,
+    advantage: str,
+    clip: str,
 ) -> None:
     """Against plain transformers and peft, one unpadded sequence at a time, one AdamW step."""
     chosen = settings(
+        advantage=advantage,
+        clip=clip,
         policy_optimiser="adamw",
         policy_steps=1,
         gamma=0.9,
@@ -113,13 +165,17 @@ def test_the_policy_step_is_the_documented_gradient(
     now = model.logprobs(model.read_states("policy", plan), plan.temperatures)
     taken = now.gather(1, plan.action_ids[:, None]).squeeze(1).detach()
     shift = torch.linspace(-2.5, 2.5, plan.token_count)  # ratios on both sides of the band
-    batch, first = [], 0
+    batch: list[Trajectory] = []
+    first = 0
     for trajectory in two_prefix_batch():
         last = first + trajectory.action_positions.numel()
-        batch.append(replace(trajectory, behaviour_logprobs=(taken - shift)[first:last]))
+        behaviour = (taken - shift)[first:last]
+        batch.append(replace(trajectory, behaviour_logprobs=behaviour, group=str(len(batch) % 3)))
         first = last
 
-    result = update(model, batch, chosen, shortfall=0.5)
+    value = snapshot(model.value_parameters)
+    result = update(model, batch, chosen, shortfall=0.5, earlier_returns=EARLIER_RETURNS)
+    assert changed(model.value_parameters, value) == (value.keys() if advantage == "value" else set())
     with torch.no_grad():
         values = model.values(model.read_states("value", plan))
     advantages = torch.tensor([a for row in reference_advantages(batch, values, chosen) for a in row])
@@ -138,7 +194,7 @@ def test_the_policy_step_is_the_documented_gradient(
             anchor = (base_logits[position - 1] / trajectory.temperatures[t]).log_softmax(-1)
             logprob = pi[trajectory.token_ids[position]]
             ratio = (logprob.detach() - trajectory.behaviour_logprobs[t]).exp()
-            weight = ratio * advantages[place] if 0.2 < ratio < 4.0 else torch.zeros(())
+            weight = reference_weight(ratio, advantages[place], clip) * advantages[place]
             loss = loss - weight * logprob
             push = -weight * pi.detach().exp()
             push[trajectory.token_ids[position]] += weight
@@ -156,11 +212,17 @@ def test_the_policy_step_is_the_documented_gradient(
     torch.optim.AdamW(trained, lr=chosen.policy_lr, weight_decay=0.0).step()
 
     assert result.health["policy_grad_norms"] == [pytest.approx(norm, rel=1e-4)]
-    low, high = (shift <= math.log(0.2)).double().mean(), (shift >= math.log(4.0)).double().mean()
-    assert low > 0
-    assert high > 0
-    assert result.health["masked_low"] == [pytest.approx(low.item(), abs=1e-3)]
-    assert result.health["masked_high"] == [pytest.approx(high.item(), abs=1e-3)]
+    low, high = shift <= math.log(0.2), shift >= math.log(4.0)
+    assert low.any()
+    assert high.any()
+    if clip == "ppo":
+        low, high = low & (advantages < 0), high & (advantages > 0)
+    if clip != "none":
+        assert (low | high).any()
+        assert result.health["masked_low"] == [pytest.approx(low.double().mean().item(), abs=1e-3)]
+        assert result.health["masked_high"] == [pytest.approx(high.double().mean().item(), abs=1e-3)]
+    else:
+        assert (result.health["masked_low"], result.health["masked_high"]) == ([0.0], [0.0])
     expected = {n.replace(".default.", ".policy."): p.detach() for n, p in plain.named_parameters() if "lora" in n}
     moved = torch.cat([(p.detach() - before[n]).flatten() for n, p in model.policy_parameters.items()])
     wanted = torch.cat([(expected[n] - before[n]).flatten() for n in model.policy_parameters])
@@ -192,16 +254,19 @@ def test_ratios_are_recomputed_before_every_policy_step(fresh_model: LearnerMode
     assert health["effective_sample_share"] == pytest.approx(1.0, abs=1e-4)
 
 
-@pytest.mark.parametrize("budget", [1, 30, 100])
+@pytest.mark.parametrize(
+    ("budget", "clip"), [(1, "dis"), (30, "dis"), (100, "dis"), (1, "ppo"), (30, "ppo"), (1, "none"), (30, "none")]
+)
 def test_an_update_does_not_depend_on_the_micro_batch_size(
-    tiny_model: Path, tmp_path: Path, model: LearnerModel, budget: int
+    tiny_model: Path, tmp_path: Path, model: LearnerModel, budget: int, clip: str
 ) -> None:
     state = snapshot(model.policy_parameters | model.value_parameters)
     figures = []
     for tokens in (4096, budget):
         for name, parameter in (model.policy_parameters | model.value_parameters).items():
             parameter.data.copy_(state[name])
-        figures.append(update(model, two_prefix_batch(), settings(tokens_per_micro_batch=tokens, policy_steps=1)))
+        chosen = settings(tokens_per_micro_batch=tokens, policy_steps=1, clip=clip)
+        figures.append(update(model, two_prefix_batch(), chosen))
     whole, split = figures
     for name in ("value_grad_norms", "policy_grad_norms", "ev_after", "k3", "entropy", "base_kl", "masked_low"):
         assert split.health[name] == pytest.approx(whole.health[name], rel=1e-4, abs=1e-6), name

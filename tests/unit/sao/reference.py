@@ -6,6 +6,7 @@ Written from the paper's sums rather than from the recursions that learner/sao u
 import math
 import random
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -78,6 +79,40 @@ def policy_loss(
             total -= dis_weight(token.logprob, token.behaviour, low, high) * a * token.logprob
             count += 1
     return total / count
+
+
+def ppo_surrogate(ratio: float, advantage: float, low: float, high: float) -> float:
+    """Equation 7 of arXiv 1707.06347 for one token: min(r A, clip(r, low, high) A)."""
+    clipped = low if ratio < low else high if ratio > high else ratio
+    return min(ratio * advantage, clipped * advantage)
+
+
+def slope(function: Callable[[float], float], at: float, step: float = 1e-6) -> float:
+    """Its derivative there, by the central difference."""
+    return (function(at + step) - function(at - step)) / (2 * step)
+
+
+def running_mean_advantages(tokens: list[Token], earlier: list[float], gamma: float) -> list[float]:
+    """Discounted sum of the rewards from the token on, minus the mean of the last 128 returns."""
+    last = earlier[-128:]
+    baseline = sum(last) / len(last)
+    actions = [token for token in tokens if token.action]
+    return [
+        sum(gamma ** (k - t) * actions[k].reward for k in range(t, len(actions))) - baseline
+        for t in range(len(actions))
+    ]
+
+
+def group_advantages(returns: list[float], groups: list[int]) -> list[float]:
+    """(R - mean) / (std + 1e-6) among the rollouts of the same group, std over G - 1; 0 where they all tie."""
+    result = []
+    for own, group in zip(returns, groups, strict=True):
+        of_group = [r for r, g in zip(returns, groups, strict=True) if g == group]
+        if max(of_group) == min(of_group):
+            result.append(0.0)
+        else:
+            result.append((own - statistics.fmean(of_group)) / (statistics.stdev(of_group) + 1e-6))
+    return result
 
 
 def whiten(values: list[float], floor: float) -> list[float]:

@@ -163,7 +163,7 @@ def test_health_figures_by_hand() -> None:
     assert health.effective_sample_share(log_ratio) == pytest.approx(6.25 / 8.5)
     # ESS knows no scale; ratios of e^1000 overflow nowhere
     assert health.effective_sample_share(log_ratio + 1000) == pytest.approx(6.25 / 8.5, rel=1e-4)
-    shares = health.masked_share(torch.tensor([0.1, 0.3, 1.0, 5.0, 9.0]).log(), (0.2, 4.0))
+    shares = health.masked_share(torch.tensor([0.1, 0.3, 1.0, 5.0, 9.0]).log(), torch.ones(5), (0.2, 4.0), "dis")
     assert shares == (pytest.approx(0.2), pytest.approx(0.4))
 
 
