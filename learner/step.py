@@ -185,9 +185,9 @@ class _PolicyPass:
         """(n,) KL(base || pi)."""
         assert self._base_states is not None
         index = micro_batch.index
-        with torch.no_grad():  # the output layer has no adapter, so the base's distributions come from its states
+        with torch.no_grad():
             base_states = self._base_states[index.to(logprobs.device)]
-            base_logprobs = self._model.logprobs(base_states, self._plan.temperatures[index])
+            base_logprobs = self._model.logprobs(base_states, self._plan.temperatures[index], "base")
         anchor = forward_kl(base_logprobs, logprobs)
         self._base_kl[index] = anchor.detach().cpu()
         return anchor

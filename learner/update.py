@@ -43,8 +43,8 @@ def train(claim: Claim, state: LearnerState) -> Trained:
     trajectories = build_trajectories(claim.rollouts)
     new_probes = choose_probes(trajectories) if claim.probes is None else None
     prompts = new_probes or [list(probe) for probe in claim.probes or ()]
-    # without its adapter the model is version 0, whose B is zero
-    probe_zero = state.model.top_logprobs("base", prompts, TOP) if new_probes else None
+    # no update has been committed yet, so the policy still is version 0
+    probe_zero = state.model.top_logprobs("policy", prompts, TOP) if new_probes else None
     shortfall = reward_shortfall([r.total_return for r in claim.rollouts], claim.reward_min, claim.reward_max)
     result = run_update(state.model, state.optimisers, trajectories, state.settings, claim.updates_done, shortfall)
     json.dumps(result.health, allow_nan=False)  # a figure that is no number is no sound update

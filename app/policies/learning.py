@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 LARGEST = 2**31 - 1
 """What every database, and every LIMIT, can hold."""
@@ -11,10 +11,17 @@ Count = Annotated[int, Field(ge=1, le=LARGEST)]
 BatchSize = Annotated[int, Field(ge=1, le=10_000)]
 """SQLite takes 32,766 parameters in one statement, and a claim names every rollout."""
 LearningRate = Annotated[float, Field(gt=0, le=1)]
+Training = Literal["lora", "full"]
+"""What of a policy is trained: adapters on a frozen base, or all of its weights."""
 
 
 class LearningSettings(BaseModel):
-    """Defaults are the `online` preset. Names follow the paper (arXiv 2607.07508) where it has one."""
+    """Defaults are the `online` preset on LoRA. Names follow the paper (arXiv 2607.07508) where it has one.
+
+    Where settings are chosen, validate them with `context={"training": "full"}` for a policy that trains full weights:
+    what is left out takes the defaults of `FULL`, and what is for adapters alone is refused. Stored settings are
+    complete, and need no context.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -73,10 +80,21 @@ class LearningSettings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _apply_preset(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("preset") == "paper":
-            return PAPER | data
-        return data
+    def _apply_defaults(cls, data: Any, info: ValidationInfo) -> Any:
+        if not isinstance(data, dict):
+            return data
+        preset = PAPER if data.get("preset") == "paper" else {}
+        training = FULL if _is_full(info) else {}
+        return preset | training | data
+
+    @field_validator("policy_optimiser", "lora_rank", "lora_alpha", "value_rank")
+    @classmethod
+    def _check_training(cls, value: Any, info: ValidationInfo) -> Any:
+        assert info.field_name is not None
+        usual = FULL.get(info.field_name, cls.model_fields[info.field_name].default)
+        if _is_full(info) and value != usual:
+            raise ValueError(f"{value} is for adapters; a policy that trains full weights takes {usual}, or nothing")
+        return value
 
     @field_validator("dis_band")
     @classmethod
@@ -101,6 +119,18 @@ PAPER: dict[str, Any] = {
     "centring": 0.0,
 }
 """The paper's exact setting as far as it states one; on LoRA it keeps LoRA's learning rates."""
+
+
+FULL: dict[str, Any] = {
+    "policy_optimiser": "adamw",
+    "policy_lr": 1e-6,
+    "value_lr": 5e-6,
+}
+"""Defaults where all weights are trained, in both presets: the paper's learning rates."""
+
+
+def _is_full(info: ValidationInfo) -> bool:
+    return info.context is not None and info.context.get("training") == "full"
 
 
 def stored_max_staleness(settings: Mapping[str, Any]) -> int | None:

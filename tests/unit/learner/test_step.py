@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from app.policies.learning import LearningSettings
-from learner.model import LearnerModel
+from learner.lora_model import LoraModel
 from learner.optimisers import build_optimisers
 from learner.step import TrainingDiverged, UpdateResult, run_update
 from learner.trajectory import Trajectory
@@ -25,7 +25,7 @@ def settings(**changes: Any) -> LearningSettings:
 
 
 def update(
-    model: LearnerModel, batch: list[Trajectory], chosen: LearningSettings, done: int = 10, shortfall: float = 1.0
+    model: LoraModel, batch: list[Trajectory], chosen: LearningSettings, done: int = 10, shortfall: float = 1.0
 ) -> UpdateResult:
     return run_update(model, build_optimisers(model, chosen), batch, chosen, done, shortfall)
 
@@ -38,7 +38,7 @@ def changed(parameters: dict[str, Any], before: dict[str, Tensor]) -> set[str]:
     return {name for name, p in parameters.items() if not torch.equal(p, before[name])}
 
 
-def test_a_warm_up_trains_the_critic_alone(model: LearnerModel) -> None:
+def test_a_warm_up_trains_the_critic_alone(model: LoraModel) -> None:
     policy, value = snapshot(model.policy_parameters), snapshot(model.value_parameters)
     result = update(model, two_prefix_batch(), SETTINGS, done=SETTINGS.critic_warmup_updates - 1)
     assert not result.policy_changed
@@ -48,7 +48,7 @@ def test_a_warm_up_trains_the_critic_alone(model: LearnerModel) -> None:
     assert update(model, two_prefix_batch(), SETTINGS, done=SETTINGS.critic_warmup_updates).policy_changed
 
 
-def test_an_update_changes_adapters_and_head_and_nothing_else(model: LearnerModel) -> None:
+def test_an_update_changes_adapters_and_head_and_nothing_else(model: LoraModel) -> None:
     everything = dict(model.peft.named_parameters()) | {
         f"value_head.{n}": p for n, p in model.value_head.named_parameters()
     }
@@ -57,7 +57,7 @@ def test_an_update_changes_adapters_and_head_and_nothing_else(model: LearnerMode
     assert changed(everything, before) == model.policy_parameters.keys() | model.value_parameters.keys()
 
 
-def test_the_critic_learns(fresh_model: LearnerModel) -> None:
+def test_the_critic_learns(fresh_model: LoraModel) -> None:
     chosen = settings(critic_steps=40, value_lr=3e-3)
     health = update(fresh_model, two_prefix_batch(), chosen, done=0).health
     assert health["ev_before"] == pytest.approx(0.0, abs=1e-6)  # V = 0 everywhere
@@ -65,7 +65,7 @@ def test_the_critic_learns(fresh_model: LearnerModel) -> None:
     assert len(health["value_grad_norms"]) == 40  # type: ignore[arg-type]
 
 
-def test_tied_rewards_have_no_ev_and_still_teach(model: LearnerModel) -> None:
+def test_tied_rewards_have_no_ev_and_still_teach(model: LoraModel) -> None:
     batch = [replace(t, rewards=torch.zeros_like(t.rewards)) for t in two_prefix_batch()]
     before = snapshot(model.value_parameters)
     health = update(model, batch, settings(), done=0).health
@@ -92,7 +92,7 @@ def reference_advantages(batch: list[Trajectory], values: Tensor, chosen: Learni
     [(False, 0.0, False), (True, 0.0, False), (False, 0.9, False), (False, 0.0, True)],
 )
 def test_the_policy_step_is_the_documented_gradient(
-    model: LearnerModel, tiny_model: Path, tmp_path: Path, whiten: bool, centring: float, follows: bool
+    model: LoraModel, tiny_model: Path, tmp_path: Path, whiten: bool, centring: float, follows: bool
 ) -> None:
     """Against plain transformers and peft, one unpadded sequence at a time, one AdamW step."""
     chosen = settings(
@@ -167,7 +167,7 @@ def test_the_policy_step_is_the_documented_gradient(
     assert (moved - wanted).norm() < 1e-2 * wanted.norm()  # AdamW divides by |g|: entries near 0 are noisy
 
 
-def test_what_dis_rejects_does_not_train(model: LearnerModel) -> None:
+def test_what_dis_rejects_does_not_train(model: LoraModel) -> None:
     batch = [replace(t, behaviour_logprobs=torch.full_like(t.behaviour_logprobs, -40.0)) for t in two_prefix_batch()]
     before = snapshot(model.policy_parameters)
     result = update(model, batch, settings(anchor_coefficient=0.0, policy_steps=3))
@@ -176,7 +176,7 @@ def test_what_dis_rejects_does_not_train(model: LearnerModel) -> None:
     assert all(summary.masked_share == 1.0 for summary in result.summaries.values())
 
 
-def test_ratios_are_recomputed_before_every_policy_step(fresh_model: LearnerModel) -> None:
+def test_ratios_are_recomputed_before_every_policy_step(fresh_model: LoraModel) -> None:
     """With the behaviour's own log-probs nothing is masked at first; large steps then leave the band."""
     plan = fresh_model.plan(two_prefix_batch(), 4096)
     now = fresh_model.logprobs(fresh_model.read_states("policy", plan), plan.temperatures)
@@ -194,7 +194,7 @@ def test_ratios_are_recomputed_before_every_policy_step(fresh_model: LearnerMode
 
 @pytest.mark.parametrize("budget", [1, 30, 100])
 def test_an_update_does_not_depend_on_the_micro_batch_size(
-    tiny_model: Path, tmp_path: Path, model: LearnerModel, budget: int
+    tiny_model: Path, tmp_path: Path, model: LoraModel, budget: int
 ) -> None:
     state = snapshot(model.policy_parameters | model.value_parameters)
     figures = []
@@ -209,7 +209,7 @@ def test_an_update_does_not_depend_on_the_micro_batch_size(
         assert split.summaries[rollout].advantage_mean == pytest.approx(summary.advantage_mean, abs=1e-4)
 
 
-def test_the_figures_of_staleness_zero_and_of_segments(model: LearnerModel) -> None:
+def test_the_figures_of_staleness_zero_and_of_segments(model: LoraModel) -> None:
     batch = two_prefix_batch()
     batch[1] = replace(batch[1], rollout_id=batch[0].rollout_id, segment=1)
     result = update(model, batch, settings(), done=0)
@@ -226,7 +226,7 @@ def test_the_figures_of_staleness_zero_and_of_segments(model: LearnerModel) -> N
     assert all(math.isfinite(s) for s in result.seconds.values())
 
 
-def test_a_gradient_that_is_not_finite_stops_the_update(model: LearnerModel) -> None:
+def test_a_gradient_that_is_not_finite_stops_the_update(model: LoraModel) -> None:
     batch = two_prefix_batch()
     batch[3].rewards[-1] = float("inf")
     before = snapshot(model.policy_parameters | model.value_parameters)
@@ -235,7 +235,7 @@ def test_a_gradient_that_is_not_finite_stops_the_update(model: LearnerModel) -> 
     assert changed(model.policy_parameters | model.value_parameters, before) == set()
 
 
-def test_a_policy_gradient_that_is_not_finite_leaves_the_policy_alone(model: LearnerModel) -> None:
+def test_a_policy_gradient_that_is_not_finite_leaves_the_policy_alone(model: LoraModel) -> None:
     next(iter(model.policy_parameters.values())).data.fill_(float("nan"))
     before = snapshot(model.policy_parameters)
     with pytest.raises(TrainingDiverged, match="the policy's gradient is not finite"):
@@ -243,7 +243,7 @@ def test_a_policy_gradient_that_is_not_finite_leaves_the_policy_alone(model: Lea
     assert all(torch.equal(p.nan_to_num(7.0), before[n].nan_to_num(7.0)) for n, p in model.policy_parameters.items())
 
 
-def test_the_learning_rate_rises_over_the_first_policy_updates(model: LearnerModel) -> None:
+def test_the_learning_rate_rises_over_the_first_policy_updates(model: LoraModel) -> None:
     chosen = settings(critic_warmup_updates=2, lr_warmup_updates=3, policy_steps=1)
     optimisers = build_optimisers(model, chosen)
     rates = []
@@ -254,7 +254,7 @@ def test_the_learning_rate_rises_over_the_first_policy_updates(model: LearnerMod
 
 
 @pytest.mark.parametrize(("follows", "share"), [(True, 0.3), (False, 1.0)])
-def test_the_learning_rate_follows_what_is_left_to_gain(model: LearnerModel, follows: bool, share: float) -> None:
+def test_the_learning_rate_follows_what_is_left_to_gain(model: LoraModel, follows: bool, share: float) -> None:
     chosen = settings(lr_follows_shortfall=follows, policy_steps=1)
     optimisers = build_optimisers(model, chosen)
     result = run_update(model, optimisers, two_prefix_batch(), chosen, 10, shortfall=0.3)
@@ -264,7 +264,7 @@ def test_the_learning_rate_follows_what_is_left_to_gain(model: LearnerModel, fol
 
 
 @pytest.mark.parametrize(("optimiser", "watched"), [("preconditioned", True), ("adamw", False)])
-def test_the_preconditioned_optimiser_sees_every_b(model: LearnerModel, optimiser: str, watched: bool) -> None:
+def test_the_preconditioned_optimiser_sees_every_b(model: LoraModel, optimiser: str, watched: bool) -> None:
     chosen = settings(policy_optimiser=optimiser)
     optimisers = build_optimisers(model, chosen)
     run_update(model, optimisers, two_prefix_batch(), chosen, 10, shortfall=1.0)
