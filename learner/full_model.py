@@ -13,6 +13,7 @@ from app.policies.dtype import Dtype
 from app.policies.learning import LearningSettings
 from learner.architecture import use_packed_attention
 from learner.attention import PACKED_ATTENTION
+from learner.gradient_checkpointing import checkpoint_layers
 from learner.master_weights import MasterWeights
 from learner.model import LearnerModel, Role
 from learner.model_files import save_model
@@ -53,6 +54,9 @@ class FullModel(LearnerModel):
             base = _load(base_model, dtype).requires_grad_(False).to(self.device)
             base.config._attn_implementation = PACKED_ATTENTION
             self._base = base
+        if settings.gradient_checkpointing:
+            checkpoint_layers(self._policy.get_decoder())
+            checkpoint_layers(self._value)
 
     @property
     def policy_parameters(self) -> dict[str, nn.Parameter]:

@@ -14,6 +14,7 @@ from app.policies.dtype import Dtype
 from app.policies.learning import LearningSettings
 from learner.adapters import load_adapter, policy_lora_config, save_adapter, value_lora_config
 from learner.architecture import use_packed_attention
+from learner.gradient_checkpointing import checkpoint_layers
 from learner.model import LearnerModel, Role
 
 
@@ -45,6 +46,8 @@ class LoraModel(LearnerModel):
             for layer in self.peft.modules():
                 if isinstance(layer, LoraLayer):
                     layer.cast_input_dtype_enabled = False  # autocast casts the weights instead of the activations
+        if settings.gradient_checkpointing:
+            checkpoint_layers(self._decoder)
         with self._active("base"):
             use_packed_attention(base, lambda prompts, k: self.top_logprobs("base", prompts, k))
 

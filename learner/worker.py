@@ -23,7 +23,7 @@ from app.db.repositories.retention import version_directories
 from app.db.repositories.versions import add_version_zero
 from app.db.session import Database
 from app.policies.dtype import resolve_dtype
-from app.policies.learning import LearningSettings
+from app.policies.learning import LearningSettings, as_training
 from app.rollouts.claimed import Claim
 from app.rollouts.learning import Idle, LeaseLost, claim_update, commit_update, fail_update, note_idle, renew_lease
 from app.settings import Settings
@@ -96,7 +96,11 @@ class LearnWorker:
         """Whether version 0 is there now."""
         try:
             settings = LearningSettings.model_validate(policy.settings)
-            written = write_version_zero(policy.name, policy.id, Path(policy.base_model), settings, self._artifacts)
+            base_model = Path(policy.base_model)
+            dtype = resolve_dtype(self._settings.dtype, base_model)
+            written = write_version_zero(
+                policy.name, policy.id, base_model, settings, self._artifacts, as_training(policy.training), dtype
+            )
         except MACHINE_ERRORS as error:
             message = f"Version 0 of {policy.name} could not be written: {error}"
             if message not in (policy.idle_reason or ""):  # said once, not at every try

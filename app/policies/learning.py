@@ -1,7 +1,7 @@
 """What a policy learns with: the SAO settings and their two presets. Stored as JSON in policies.settings."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -75,6 +75,8 @@ class LearningSettings(BaseModel):
     lora_alpha: Count = 32
     value_rank: Count = 16
     tokens_per_micro_batch: Count = 4096
+    gradient_checkpointing: bool = False
+    """Activations of a layer are computed again in the backward pass: less memory, about a third more time."""
     seed: int = Field(0, ge=0, lt=2**63)
     """What torch's generator takes."""
 
@@ -131,6 +133,16 @@ FULL: dict[str, Any] = {
 
 def _is_full(info: ValidationInfo) -> bool:
     return info.context is not None and info.context.get("training") == "full"
+
+
+def as_training(stored: str) -> Training:
+    """
+    Raises:
+        ValueError: another release knew another way.
+    """
+    if stored not in get_args(Training):
+        raise ValueError(f"unknown training {stored!r}: it is 'lora' or 'full'")
+    return cast(Training, stored)
 
 
 def stored_max_staleness(settings: Mapping[str, Any]) -> int | None:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import cast
 from uuid import UUID
 
 import numpy as np
@@ -23,7 +22,7 @@ from app.db.repositories.updates import (
 )
 from app.db.repositories.versions import NewVersion, get_version, parent_chain
 from app.db.types import clock
-from app.policies.learning import LearningSettings, Training
+from app.policies.learning import LearningSettings, as_training
 from app.rollouts.claimed import Claim, ClaimedInteraction, ClaimedRollout, VersionRef
 from app.rollouts.leases import (
     LeaseLost,
@@ -222,7 +221,7 @@ def _take(session: Session, policy: Policy, picked: Sequence[_Picked], owner: st
         policy_name=policy.name,
         base_model=policy.base_model,
         settings=dict(policy.settings),
-        training=cast(Training, policy.training),
+        training=as_training(policy.training),
         head=VersionRef(head.number, head.path, head.sha256, head.adapter_name),
         checkpoint_update_id=policy.checkpoint_update_id,
         updates_done=policy.updates_done,
