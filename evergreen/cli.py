@@ -1,4 +1,4 @@
-"""The command line: `evergreen up`, `demo`, `status`, `prepare`, `reset`, `simulate`."""
+"""The command line: `evergreen up`, `demo`, `status`, `prepare`, `pretrain-value`, `reset`, `simulate`."""
 
 import sys
 from datetime import UTC, datetime
@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from app.errors import ApiError
-from app.settings import Settings, get_settings
+from app.settings import DEFAULT_POLICY, Settings, get_settings
 from envs.cli import simulate_app
 from evergreen.home import HomeInUse
 from evergreen.ports import PortBusy
@@ -53,7 +53,7 @@ def status() -> None:
 @app.command()
 def prepare() -> None:
     """Bring schema, base model, default policy and admin key into place. `up` does it first; repeating it is safe."""
-    # both import torch, which no other command needs
+    # these import torch, which hardly another command needs
     from evergreen.prepare import AnotherModel
     from evergreen.prepare import prepare as run
     from learner.prepare import ModelUnavailable
@@ -62,6 +62,25 @@ def prepare() -> None:
         run(_settings())
     except (AnotherModel, ModelUnavailable) as error:
         _stop(str(error))
+
+
+@app.command("pretrain-value")
+def pretrain_value(
+    policy: Annotated[str, typer.Option(help="Name of the policy.")] = DEFAULT_POLICY,
+    epochs: Annotated[int, typer.Option(min=1, help="How often the history is gone through.")] = 1,
+    on_learner: Annotated[
+        bool, typer.Option("--on-learner", help="Let the running learn worker do it, and return at once.")
+    ] = False,
+) -> None:
+    """Train a policy's critic on its logged rollouts. It waits for a running update; the next one goes on from it."""
+    from evergreen.pretrain import pretrain, send_pretraining
+
+    settings = _settings()
+    if on_learner:
+        send_pretraining(settings, policy, epochs)
+        typer.echo("Asked the learn worker; its event value_pretrained (/admin/events) will say how it went.")
+    elif not pretrain(settings, policy, epochs, typer.echo):
+        raise typer.Exit(1)
 
 
 @app.command()

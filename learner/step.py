@@ -68,9 +68,9 @@ def run_update(
     plan = model.plan(trajectories, settings.tokens_per_micro_batch)
     with _timed(seconds, "critic"):
         critic = [
-            _critic_step(model, optimisers.value, plan, trajectories, settings) for _ in range(settings.critic_steps)
+            critic_step(model, optimisers.value, plan, trajectories, settings) for _ in range(settings.critic_steps)
         ]
-        values = _read_values(model, plan)
+        values = read_values(model, plan)
     advantages = _advantages(trajectories, values, settings)
     base_states, policy_lr = None, None
     if settings.anchor_coefficient > 0:
@@ -100,7 +100,7 @@ def run_update(
     )
 
 
-def _critic_step(
+def critic_step(
     model: LearnerModel,
     optimiser: Optimizer,
     plan: BatchPlan,
@@ -108,7 +108,7 @@ def _critic_step(
     settings: LearningSettings,
 ) -> CriticStep:
     # with lambda = 1 the targets are sums of rewards, free of V: no need to read it first
-    current = _read_values(model, plan) if settings.critic_lambda < 1 else torch.zeros(plan.token_count)
+    current = read_values(model, plan) if settings.critic_lambda < 1 else torch.zeros(plan.token_count)
     targets = torch.cat(
         [
             lambda_returns(t.rewards, v, settings.gamma, settings.critic_lambda)
@@ -227,7 +227,7 @@ def _step(optimiser: Optimizer, parameters: Mapping[str, nn.Parameter], clip: fl
     return norm
 
 
-def _read_values(model: LearnerModel, plan: BatchPlan) -> Tensor:
+def read_values(model: LearnerModel, plan: BatchPlan) -> Tensor:
     """(N,) V(s_t), on the CPU."""
     with torch.no_grad():
         return model.values(model.read_states("value", plan)).cpu()

@@ -88,7 +88,7 @@ def claim_update(session: Session, policy_id: UUID, *, owner: str, ttl_s: float 
         picked = _pick_batch(session, policy, settings, now)
         if not isinstance(picked, Idle):
             _note(policy, now, None)
-            return _take(session, policy, picked, owner, now + timedelta(seconds=ttl_s))
+            return take_lease(session, policy, picked, owner, now + timedelta(seconds=ttl_s))
         reason = picked.reason
     _note(policy, now, reason)
     session.flush()
@@ -104,6 +104,11 @@ def _why_idle(session: Session, policy: Policy) -> str | None:
     if head is not None and head.status == VersionStatus.REJECTED:
         again = f"POST /admin/policies/{policy.name}/versions/{policy.head}/retry"
         return f"deploy_failing: version {policy.head} was rejected; see /admin/events for why, then {again}"
+    return settings_invalid(policy)
+
+
+def settings_invalid(policy: Policy) -> str | None:
+    """Why nothing can learn with the policy's stored settings; None: it can."""
     try:
         LearningSettings.model_validate(policy.settings)
     except ValidationError as error:
@@ -192,7 +197,8 @@ def skip_too_old(
     return young
 
 
-def _take(session: Session, policy: Policy, picked: Sequence[_Picked], owner: str, until: datetime) -> Claim:
+def take_lease(session: Session, policy: Policy, picked: Sequence[_Picked], owner: str, until: datetime) -> Claim:
+    """A running update of the locked policy, with its rollouts."""
     head = get_version(session, policy.id, policy.head or 0)
     if head is None:
         raise LookupError(f"policy {policy.name}: its head {policy.head} has no row")
@@ -201,7 +207,7 @@ def _take(session: Session, policy: Policy, picked: Sequence[_Picked], owner: st
     )
     session.add(update)
     session.flush()
-    claimed = _snapshot(session, policy, picked)
+    claimed = snapshot(session, policy, [pick.rollout.id for pick in picked])
     for position, (pick, rollout) in enumerate(zip(picked, claimed, strict=True)):
         transition(pick.rollout, RolloutState.TRAINING)
         pick.rollout.update_id = update.id
@@ -232,9 +238,10 @@ def _take(session: Session, policy: Policy, picked: Sequence[_Picked], owner: st
     )
 
 
-def _snapshot(session: Session, policy: Policy, picked: Sequence[_Picked]) -> list[ClaimedRollout]:
-    """The picked rollouts with their tokens and the rewards that count now, in the order they were picked."""
-    ids = [pick.rollout.id for pick in picked]
+def snapshot(session: Session, policy: Policy, ids: list[UUID]) -> list[ClaimedRollout]:
+    """Rollouts with their tokens and the rewards that count now, in the order of `ids`."""
+    if not ids:
+        return []
     interactions = whole_interactions(session, ids)
     head = policy.head or 0
     oldest = min(interaction.version for found in interactions.values() for interaction in found)
