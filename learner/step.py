@@ -224,6 +224,7 @@ def _step(optimiser: Optimizer, parameters: Mapping[str, nn.Parameter], clip: fl
     if norm != norm or norm == float("inf"):
         raise TrainingDiverged(f"the {what}'s gradient is not finite (norm {norm}); the step was not taken")
     optimiser.step()
+    optimiser.zero_grad()  # the critic's gradients and the policy's are never held at once
     return norm
 
 
