@@ -19,6 +19,8 @@ QueueName = Literal["learn", "control"]
 QUEUES: tuple[QueueName, ...] = ("learn", "control")
 
 LEARN_TICK = "learner.learn_tick"
+PRETRAIN_VALUE = "learner.pretrain_value"
+"""On request, not by beat: (policy name, epochs)."""
 DEPLOY_TICK = "control.deploy_tick"
 SWEEP_TICK = "control.sweep_tick"
 RETENTION_TICK = "control.retention_tick"

@@ -27,6 +27,8 @@ class Settings(BaseSettings):
     is what is faster where it was prepared."""
     preset: Literal["online", "paper"] = "online"
     """Learning settings that the default policy is created with."""
+    training: Literal["lora", "full"] = "lora"
+    """What of the default policy is trained: adapters on a frozen base, or all weights. Fixed when it is created."""
 
     database_url_setting: str | None = Field(
         None, validation_alias=AliasChoices("DATABASE_URL", "EVERGREEN_DATABASE_URL")

@@ -27,7 +27,7 @@ from app.settings import get_settings
 from benchmarks.tickets_batch import load_tokenizer, render, sample, trajectory
 from envs.environment import Episode
 from envs.tickets import Tickets
-from learner.model import LearnerModel
+from learner.lora_model import LoraModel
 from learner.optimisers import build_optimisers
 from learner.prepare import ensure_base_model, write_version_zero
 from learner.shortfall import reward_shortfall
@@ -68,7 +68,7 @@ class Run:
         base = ensure_base_model(get_settings())
         with tempfile.TemporaryDirectory() as home:
             zero = write_version_zero("benchmark", UUID(int=1), base, learning, Path(home))
-            self.model = LearnerModel(base, resolve_dtype(get_settings().dtype, base), learning, Path(zero.path))
+            self.model = LoraModel(base, resolve_dtype(get_settings().dtype, base), learning, Path(zero.path))
         self.optimisers = build_optimisers(self.model, learning)
         self.per_prompt = learning.group_size if learning.advantage == "group" else 1
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(base)

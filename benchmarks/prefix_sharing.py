@@ -19,7 +19,7 @@ from app.policies.learning import LearningSettings
 from app.settings import Settings, get_settings
 from benchmarks.tickets_batch import load_tokenizer, render, sample, trajectory
 from envs.tickets import Tickets
-from learner.model import LearnerModel
+from learner.lora_model import LoraModel
 from learner.optimisers import build_optimisers
 from learner.plan import BatchPlan, plan_batch
 from learner.prepare import ensure_base_model, write_version_zero
@@ -27,7 +27,7 @@ from learner.step import run_update
 from learner.trajectory import Trajectory
 
 
-class Switchable(LearnerModel):
+class Switchable(LoraModel):
     """With `share` off, every trajectory runs whole; all else is the same code."""
 
     share = True

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, DynamicCache, PreTrainedTokenizerBase
 
 from envs.environment import Message
-from learner.model import LearnerModel
+from learner.lora_model import LoraModel
 from learner.trajectory import Trajectory
 
 MAX_TOKENS = 6
@@ -26,7 +26,7 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> l
 
 @torch.no_grad()
 def sample(
-    model: LearnerModel, prompts: Sequence[list[int]], eos: int, generator: torch.Generator | None
+    model: LoraModel, prompts: Sequence[list[int]], eos: int, generator: torch.Generator | None
 ) -> list[tuple[list[int], list[float]]]:
     """Per prompt (ids, log-probs) of an answer of at most 6 tokens at T = 1; greedy without a generator.
 

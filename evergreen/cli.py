@@ -1,4 +1,4 @@
-"""The command line: `evergreen up`, `demo`, `status`, `prepare`, `reset`, `replay`, `simulate`."""
+"""The command line: `evergreen up`, `demo`, `status`, `prepare`, `reset`, `replay`, `simulate` and so on."""
 
 import sys
 from datetime import UTC, datetime
@@ -60,7 +60,7 @@ def status() -> None:
 @app.command()
 def prepare() -> None:
     """Bring schema, base model, default policy and admin key into place. `up` does it first; repeating it is safe."""
-    # both import torch, which no other command needs
+    # these import torch, which hardly another command needs
     from evergreen.prepare import AnotherModel
     from evergreen.prepare import prepare as run
     from learner.prepare import ModelUnavailable
@@ -69,6 +69,25 @@ def prepare() -> None:
         run(_settings())
     except (AnotherModel, ModelUnavailable) as error:
         _stop(str(error))
+
+
+@app.command("pretrain-value")
+def pretrain_value(
+    policy: Annotated[str, typer.Option(help="Name of the policy.")] = DEFAULT_POLICY,
+    epochs: Annotated[int, typer.Option(min=1, help="How often the history is gone through.")] = 1,
+    on_learner: Annotated[
+        bool, typer.Option("--on-learner", help="Let the running learn worker do it, and return at once.")
+    ] = False,
+) -> None:
+    """Train a policy's critic on its logged rollouts. It waits for a running update; the next one goes on from it."""
+    from evergreen.pretrain import pretrain, send_pretraining
+
+    settings = _settings()
+    if on_learner:
+        send_pretraining(settings, policy, epochs)
+        typer.echo("Asked the learn worker; its event value_pretrained (/admin/events) will say how it went.")
+    elif not pretrain(settings, policy, epochs, typer.echo):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -11,13 +11,15 @@ from app.db.repositories.policies import create_policy, list_policies
 from app.db.repositories.versions import add_version_zero
 from app.db.session import Database
 from app.errors import Conflict
-from app.policies.learning import LearningSettings
+from app.policies.dtype import resolve_dtype
+from app.policies.learning import LearningSettings, as_training
 from app.settings import DEFAULT_POLICY, Settings
 from learner.prepare import ensure_base_model, write_version_zero
 
 
 class AnotherModel(RuntimeError):
-    """The default policy was made for another base model than the settings name; the message says what to do."""
+    """The default policy was made for another base model, or trains other weights, than the settings name; the message
+    says what to do."""
 
 
 def prepare(settings: Settings) -> Path:
@@ -39,6 +41,8 @@ def prepare(settings: Settings) -> Path:
                 base_model,
                 LearningSettings.model_validate(policy.settings),
                 settings.artifacts_dir,
+                as_training(policy.training),
+                resolve_dtype(settings.dtype, base_model),
             )
             with database.write() as session:
                 add_version_zero(
@@ -60,12 +64,21 @@ def _default_policy(database: Database, settings: Settings, base_model: Path) ->
                         f"settings (EVERGREEN_MODEL, EVERGREEN_DTYPE, EVERGREEN_HOME) now give {base_model}. Set them "
                         "as before, use another EVERGREEN_HOME, or start afresh with `evergreen reset`."
                     )
+                if "training" in settings.model_fields_set and policy.training != settings.training:
+                    raise AnotherModel(
+                        f"the policy {DEFAULT_POLICY!r} trains {policy.training}, which is fixed, but "
+                        f"EVERGREEN_TRAINING is {settings.training}. Leave it unset, use another EVERGREEN_HOME, make "
+                        "another policy with POST /admin/policies, or start afresh with `evergreen reset`."
+                    )
                 return policy
         return create_policy(
             session,
             name=DEFAULT_POLICY,
             base_model=str(base_model),
-            settings=LearningSettings(preset=settings.preset),
+            settings=LearningSettings.model_validate(
+                {"preset": settings.preset}, context={"training": settings.training}
+            ),
+            training=settings.training,
         )
 
 

@@ -16,6 +16,8 @@ from uuid import UUID, uuid4
 from app.policies.files import delete_directory, is_older_than
 
 TEMPORARY_PREFIX = ".tmp-"
+PIECE = 2**20
+"""Bytes read at once."""
 
 
 def version_name(policy: str, number: int, update_id: UUID) -> str:
@@ -76,10 +78,11 @@ def sha256_of(directory: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(p for p in directory.rglob("*") if p.is_file()):
         name = path.relative_to(directory).as_posix().encode()
-        content = path.read_bytes()
-        for part in (name, content):  # lengths keep ("ab", "c") and ("a", "bc") apart
-            digest.update(len(part).to_bytes(8, "big"))
-            digest.update(part)
+        digest.update(len(name).to_bytes(8, "big") + name)
+        with path.open("rb") as file:
+            digest.update(os.fstat(file.fileno()).st_size.to_bytes(8, "big"))  # keeps ("ab", "c") and ("a", "bc") apart
+            while piece := file.read(PIECE):  # a model may be larger than memory has room for twice
+                digest.update(piece)
     return digest.hexdigest()
 
 

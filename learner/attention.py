@@ -62,8 +62,9 @@ def packed_attention(
     (None: nothing before them). Without, the M tokens are a prefix themselves, and `prefix` records their keys and
     values. Returns (1, M, heads, D). Everything is causal; there is no padding to mask.
     """
+    layer: int = module.layer_idx  # type: ignore[assignment]
     if rows is None:
-        if prefix is not None:
+        if prefix is not None and len(prefix.keys) == layer:  # not when gradient checkpointing computes it again
             prefix.keys.append(key[0])
             prefix.values.append(value[0])
         output = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
@@ -73,7 +74,6 @@ def packed_attention(
     if prefix is None:
         output = _fused(q, k, v, None, scaling)
     else:
-        layer: int = module.layer_idx  # type: ignore[assignment]
         prefix_k, prefix_v = prefix.keys[layer], prefix.values[layer]
         scores = q.shape[:3].numel() * (prefix_k.shape[1] + q.shape[2])
         if scores <= MAX_SCORES:

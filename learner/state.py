@@ -8,13 +8,17 @@ from uuid import UUID
 import torch
 
 from app.policies.dtype import Dtype
-from app.policies.learning import LearningSettings
+from app.policies.learning import LearningSettings, Training
 from app.rollouts.claimed import Claim, VersionRef
 from learner.artifacts import checkpoint_dir, sha256_of
 from learner.checkpoint import CheckpointMismatch, load_checkpoint
+from learner.full_model import FullModel
+from learner.lora_model import LoraModel
 from learner.model import LearnerModel
 from learner.optimisers import Optimisers, build_optimisers
 from learner.sao.baselines import RETURNS_KEPT
+
+MODELS: dict[Training, type[LoraModel] | type[FullModel]] = {"lora": LoraModel, "full": FullModel}
 
 
 @dataclass(frozen=True)
@@ -57,19 +61,19 @@ def load_state(claim: Claim, dtype: Dtype, artifacts_dir: Path) -> LearnerState:
     if sha256_of(head) != claim.head.sha256:
         raise CheckpointMismatch(f"{head} is missing or is not what was committed as version {claim.head.number}")
     torch.manual_seed(settings.seed)
-    model = LearnerModel(Path(claim.base_model), dtype, settings, head)
+    model = MODELS[claim.training](Path(claim.base_model), dtype, settings, head)
     optimisers = build_optimisers(model, settings)
     recent_returns: deque[float] = deque(maxlen=RETURNS_KEPT)
     if claim.checkpoint_update_id is not None:
         directory = checkpoint_dir(artifacts_dir, claim.policy_name, claim.checkpoint_update_id)
-        of_head = [parameter.detach().clone() for parameter in model.policy_parameters.values()]
+        of_head = model.served_policy()
         progress = load_checkpoint(directory, model, optimisers, update_id=claim.checkpoint_update_id)
         if progress.updates_done != claim.updates_done:
             raise CheckpointMismatch(
                 f"{directory} is the state after {progress.updates_done} updates, not {claim.updates_done}"
             )
         recent_returns.extend(progress.recent_returns)
-        if not all(map(torch.equal, of_head, model.policy_parameters.values())):
+        if not all(torch.equal(weight, of_head[name]) for name, weight in model.served_policy().items()):
             raise CheckpointMismatch(f"the policy in {directory} is not the head, version {claim.head.number}")
     return LearnerState(
         model, optimisers, settings, claim.policy_id, claim.checkpoint_update_id, claim.head, recent_returns

@@ -74,10 +74,9 @@ def run_update(
     if settings.advantage == "value":
         with _timed(seconds, "critic"):
             critic = [
-                _critic_step(model, optimisers.value, plan, trajectories, settings)
-                for _ in range(settings.critic_steps)
+                critic_step(model, optimisers.value, plan, trajectories, settings) for _ in range(settings.critic_steps)
             ]
-            values = _read_values(model, plan)
+            values = read_values(model, plan)
     advantages = policy_advantages(trajectories, values, settings, earlier_returns)
     base_states, policy_lr = None, None
     if settings.anchor_coefficient > 0:
@@ -107,7 +106,7 @@ def run_update(
     )
 
 
-def _critic_step(
+def critic_step(
     model: LearnerModel,
     optimiser: Optimizer,
     plan: BatchPlan,
@@ -115,7 +114,7 @@ def _critic_step(
     settings: LearningSettings,
 ) -> CriticStep:
     # with lambda = 1 the targets are sums of rewards, free of V: no need to read it first
-    current = _read_values(model, plan) if settings.critic_lambda < 1 else torch.zeros(plan.token_count)
+    current = read_values(model, plan) if settings.critic_lambda < 1 else torch.zeros(plan.token_count)
     targets = torch.cat(
         [
             lambda_returns(t.rewards, v, settings.gamma, settings.critic_lambda)
@@ -192,9 +191,9 @@ class _PolicyPass:
         """(n,) KL(base || pi)."""
         assert self._base_states is not None
         index = micro_batch.index
-        with torch.no_grad():  # the output layer has no adapter, so the base's distributions come from its states
+        with torch.no_grad():
             base_states = self._base_states[index.to(logprobs.device)]
-            base_logprobs = self._model.logprobs(base_states, self._plan.temperatures[index])
+            base_logprobs = self._model.logprobs(base_states, self._plan.temperatures[index], "base")
         anchor = forward_kl(base_logprobs, logprobs)
         self._base_kl[index] = anchor.detach().cpu()
         return anchor
@@ -231,10 +230,11 @@ def _step(optimiser: Optimizer, parameters: Mapping[str, nn.Parameter], clip: fl
     if norm != norm or norm == float("inf"):
         raise TrainingDiverged(f"the {what}'s gradient is not finite (norm {norm}); the step was not taken")
     optimiser.step()
+    optimiser.zero_grad()  # the critic's gradients and the policy's are never held at once
     return norm
 
 
-def _read_values(model: LearnerModel, plan: BatchPlan) -> Tensor:
+def read_values(model: LearnerModel, plan: BatchPlan) -> Tensor:
     """(N,) V(s_t), on the CPU."""
     with torch.no_grad():
         return model.values(model.read_states("value", plan)).cpu()

@@ -45,8 +45,8 @@ def train(claim: Claim, state: LearnerState) -> Trained:
     trajectories = build_trajectories(claim.rollouts)
     new_probes = choose_probes(trajectories) if claim.probes is None else None
     prompts = new_probes or [list(probe) for probe in claim.probes or ()]
-    # without its adapter the model is version 0, whose B is zero
-    probe_zero = state.model.top_logprobs("base", prompts, TOP) if new_probes else None
+    # no update has been committed yet, so the policy still is version 0
+    probe_zero = state.model.top_logprobs("policy", prompts, TOP) if new_probes else None
     result = _step(claim, state, trajectories)
     json.dumps(result.health, allow_nan=False)  # a figure that is no number is no sound update
     probe = state.model.top_logprobs("policy", prompts, TOP) if result.policy_changed else None
@@ -89,6 +89,7 @@ def update_done(
         seconds=seconds,
         provenance={
             "rollouts": [str(rollout.id) for rollout in claim.rollouts],
+            "returns": returns,
             "seed": state.settings.seed,
             "checkpoint": str(claim.checkpoint_update_id) if claim.checkpoint_update_id else None,
             "libraries": {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES},

@@ -1,11 +1,10 @@
-"""The files of one update: its checkpoint and its version's adapter, in place before the database knows of them."""
+"""The files of one update: its checkpoint and its version's weights, in place before the database knows of them."""
 
 import shutil
 from pathlib import Path
 
 from app.db.repositories.retention import VersionDirectories
 from app.rollouts.claimed import Claim, VersionRef
-from learner.adapters import save_adapter
 from learner.artifacts import (
     TEMPORARY_PREFIX,
     checkpoint_dir,
@@ -35,11 +34,11 @@ def write_checkpoint(claim: Claim, state: LearnerState, artifacts_dir: Path) -> 
 
 
 def write_version(claim: Claim, state: LearnerState, artifacts_dir: Path) -> VersionRef:
-    """The adapter that engines load. Path and name hold the update's id: they are never used twice."""
+    """The adapter or model that engines load. Path and name hold the update's id: they are never used twice."""
     number = claim.head.number + 1
     final = version_dir(artifacts_dir, claim.policy_name, number, claim.update_id)
     with published(final) as directory:
-        save_adapter(state.model.peft, "policy", directory)
+        state.model.export_policy(directory)
     return VersionRef(number, str(final), sha256_of(final), version_name(claim.policy_name, number, claim.update_id))
 
 

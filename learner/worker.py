@@ -8,7 +8,9 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -16,21 +18,24 @@ import structlog
 from safetensors import SafetensorError
 from sqlalchemy.orm import Session
 
-from app.db.models import Policy
+from app.db.models import Policy, Update
 from app.db.repositories.events import add_event
 from app.db.repositories.policies import list_policies
 from app.db.repositories.retention import version_directories
 from app.db.repositories.versions import add_version_zero
 from app.db.session import Database
 from app.policies.dtype import resolve_dtype
-from app.policies.learning import LearningSettings
+from app.policies.learning import LearningSettings, as_training
 from app.rollouts.claimed import Claim
 from app.rollouts.learning import Idle, LeaseLost, claim_update, commit_update, fail_update, note_idle, renew_lease
+from app.rollouts.pretraining import claim_pretraining, has_history, with_history
+from app.rollouts.states import UpdateState
 from app.settings import Settings
 from learner.lease import LEASE_TTL_S, LeaseKeeper
 from learner.prepare import write_version_zero
+from learner.pretraining import in_words, pretrain_value
 from learner.state import LearnerState, load_state
-from learner.update import train, update_done
+from learner.update import Trained, train, update_done
 from learner.update_files import remove_files, sweep_files, write_checkpoint, write_version
 
 log = structlog.get_logger()
@@ -53,6 +58,8 @@ is to blame: all go back as they were."""
 REST_S = 30.0
 """Pause of a policy after such an error: a full disk is not tried again every second."""
 
+Train = Callable[[Claim, LearnerState], Trained]
+
 
 class LearnWorker:
     """One per process. `tick` runs in one thread; `stop` may be called from a signal handler."""
@@ -61,7 +68,7 @@ class LearnWorker:
         self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
         self._settings = settings
         self._artifacts = settings.artifacts_dir
-        self._database = database
+        self.database = database
         self._stopping = threading.Event()
         self._state: LearnerState | None = None
         self._resting_until: dict[UUID, float] = {}
@@ -79,7 +86,7 @@ class LearnWorker:
         Raises:
             SQLAlchemyError: the database cannot be reached; the next tick tries again.
         """
-        with self._database.read() as session:
+        with self.database.read() as session:
             policies = list_policies(session)
         # whatever one policy's turn raises ends the tick; the next one begins behind it, so that it starves no other
         behind = sum(policy.id <= self._turn for policy in policies)
@@ -96,38 +103,76 @@ class LearnWorker:
         """Whether version 0 is there now."""
         try:
             settings = LearningSettings.model_validate(policy.settings)
-            written = write_version_zero(policy.name, policy.id, Path(policy.base_model), settings, self._artifacts)
+            base_model = Path(policy.base_model)
+            dtype = resolve_dtype(self._settings.dtype, base_model)
+            written = write_version_zero(
+                policy.name, policy.id, base_model, settings, self._artifacts, as_training(policy.training), dtype
+            )
         except MACHINE_ERRORS as error:
             message = f"Version 0 of {policy.name} could not be written: {error}"
             if message not in (policy.idle_reason or ""):  # said once, not at every try
                 self._event(policy.id, "prepare_failed", message)
-            with self._database.write() as session:
+            with self.database.write() as session:
                 self._rest(session, policy.id, message)
             return False
-        with self._database.write() as session:
+        with self.database.write() as session:
             add_version_zero(
                 session, policy.id, path=written.path, sha256=written.sha256, adapter_name=written.adapter_name
             )
         return True
 
     def _learn(self, policy_id: UUID) -> None:
-        with self._database.write() as session:
+        with self.database.write() as session:
             claim = claim_update(session, policy_id, owner=self.owner, ttl_s=LEASE_TTL_S)
         if isinstance(claim, Idle):
             return
         log.info("update_claimed", policy=claim.policy_name, update=str(claim.update_id), rollouts=len(claim.rollouts))
+        self._keep_lease(claim, train)
+
+    def pretrain(self, policy_id: UUID, epochs: int) -> UUID | Idle:
+        """Trains a policy's critic on its logged history: an update that makes no version and changes no rollout.
+
+        Returns:
+            The update's id, done or failed; why there was none.
+        """
+        with self.database.read() as session:
+            policy = session.get_one(Policy, policy_id)
+            logged = has_history(session, policy_id)
+        claim: Claim | Idle
+        if logged:
+            with self.database.write() as session:
+                claim = claim_pretraining(session, policy_id, owner=self.owner, ttl_s=LEASE_TTL_S)
+        else:
+            warm_up = policy.settings.get("critic_warmup_updates", "its")
+            claim = Idle(
+                f"no_history: {policy.name} has no trained or ready rollouts; its first {warm_up} updates train the "
+                "critic alone (critic_warmup_updates)"
+            )
+        if isinstance(claim, Idle):
+            return claim
+        with self.database.read() as session:
+            claim = with_history(session, claim)
+        self._keep_lease(claim, partial(pretrain_value, epochs=epochs))
+        with self.database.write() as session:
+            update = session.get_one(Update, claim.update_id)
+            if update.state == UpdateState.DONE and update.health is not None:
+                message = in_words(claim.policy_name, update.health)
+                add_event(session, "value_pretrained", message, policy_id=policy_id, data={"update_id": str(update.id)})
+        return claim.update_id
+
+    def _keep_lease(self, claim: Claim, train: Train) -> None:
         with LeaseKeeper(lambda: self._renew(claim.update_id)) as lease:
             try:
-                self._update(claim, lease)
+                self._update(claim, lease, train)
             except LeaseLost as error:
                 remove_files(claim, self._artifacts)
                 self._event(claim.policy_id, "lease_lost", f"The work of an update was thrown away: {error}")
 
     def _renew(self, update_id: UUID) -> bool:
-        with self._database.write() as session:
+        with self.database.write() as session:
             return renew_lease(session, update_id, self.owner, LEASE_TTL_S)
 
-    def _update(self, claim: Claim, lease: LeaseKeeper) -> None:
+    def _update(self, claim: Claim, lease: LeaseKeeper, train: Train) -> None:
         """From claim to commit.
 
         Raises:
@@ -145,7 +190,7 @@ class LearnWorker:
             trained = train(claim, state)
         except STEP_ERRORS as error:
             log.error("update_failed", update=str(claim.update_id), exc_info=True)
-            with self._database.write() as session:
+            with self.database.write() as session:
                 fail_update(session, claim.update_id, self.owner, f"{type(error).__name__}: {error}")
             return
         if lease.lost.is_set():
@@ -164,7 +209,7 @@ class LearnWorker:
             "files": ended - written,
             "total": ended - started,
         }
-        with self._database.write() as session:
+        with self.database.write() as session:
             number = commit_update(
                 session, claim.update_id, self.owner, update_done(claim, state, trained, new, seconds)
             )
@@ -190,7 +235,7 @@ class LearnWorker:
     def _give_back(self, claim: Claim, message: str) -> None:
         """End an update that failed through no fault of its rollouts, and rest."""
         log.error("update_given_back", update=str(claim.update_id), exc_info=True)
-        with self._database.write() as session:
+        with self.database.write() as session:
             self._rest(session, claim.policy_id, message)
             fail_update(session, claim.update_id, self.owner, message, blame_rollouts=False)
 
@@ -201,11 +246,11 @@ class LearnWorker:
 
     def _event(self, policy_id: UUID, kind: str, message: str) -> None:
         log.error(kind, policy_id=str(policy_id), message=message)
-        with self._database.write() as session:
+        with self.database.write() as session:
             add_event(session, kind, message, policy_id=policy_id)
 
     def _sweep(self, claim: Claim) -> None:
-        with self._database.read() as session:
+        with self.database.read() as session:
             directories = version_directories(session, claim.policy_id)
         try:
             sweep_files(claim, directories, self._artifacts)

@@ -20,7 +20,7 @@ from app.db.repositories.versions import list_versions, pin_version
 from app.errors import Conflict, InvalidRequest
 from app.feedback.views import moment
 from app.inference.base_model import ModelAbsent, ModelUnreadable
-from app.policies.learning import PAPER, LearningSettings
+from app.policies.learning import PAPER, LearningSettings, Training, as_training
 from app.service import Service, ServiceDep
 
 router = APIRouter(prefix="/admin", tags=["admin"])
@@ -46,6 +46,8 @@ class NewPolicy(PolicyChange):
     name: str
     base_model: str | None = None
     """A directory in Hugging Face layout; absent: the oldest policy's."""
+    training: Training = "lora"
+    """Adapters on a frozen base, or all weights (docs/learning.md says what that takes). Stays what it is."""
 
 
 class LearningSwitch(Body):
@@ -67,7 +69,7 @@ async def create(request: Request, service: ServiceDep, key: AdminKey) -> Json:
     """A new policy on a base model that is here; it is preparing until a learn worker has made its version 0."""
     value, _ = await read_object(request)
     new = validated(NewPolicy, value)
-    settings = _settings(new.settings or {})
+    settings = _settings(new.settings or {}, new.training)
     base_model = await _base_model(service, new.base_model)
 
     def work(session: Session) -> Json:
@@ -76,6 +78,7 @@ async def create(request: Request, service: ServiceDep, key: AdminKey) -> Json:
             name=new.name,
             base_model=base_model,
             settings=settings,
+            training=new.training,
             sampling=new.sampling or "honour",
             reward_min=-1.0 if new.reward_min is None else new.reward_min,
             reward_max=1.0 if new.reward_max is None else new.reward_max,
@@ -148,7 +151,7 @@ def _change(session: Session, name: str, changes: PolicyChange) -> Json:
         kept = {name: value for name, value in policy.settings.items() if name in LearningSettings.model_fields}
         if "preset" in changes.settings:  # what a preset sets comes from the new one
             kept = {name: value for name, value in kept.items() if name not in PAPER}
-        merged = _settings({**kept, **changes.settings}).model_dump(mode="json")
+        merged = _settings({**kept, **changes.settings}, as_training(policy.training)).model_dump(mode="json")
         for fixed in FIXED_WITH_VERSION_ZERO:
             if policy.head is not None and merged[fixed] != policy.settings[fixed]:
                 raise Conflict(
@@ -172,9 +175,9 @@ def _change(session: Session, name: str, changes: PolicyChange) -> Json:
     return _policy(policy)
 
 
-def _settings(value: dict[str, Any]) -> LearningSettings:
+def _settings(value: dict[str, Any], training: Training) -> LearningSettings:
     try:
-        return LearningSettings.model_validate(value)
+        return LearningSettings.model_validate(value, context={"training": training})
     except ValidationError as error:
         errors = [{**each, "loc": ("settings", *each["loc"])} for each in error.errors(include_url=False)]
         raise invalid_fields(cast(list[ErrorDetails], errors), {"settings": value}) from None

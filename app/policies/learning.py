@@ -1,7 +1,7 @@
 """What a policy learns with: the SAO settings and their two presets. Stored as JSON in policies.settings."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -11,10 +11,17 @@ Count = Annotated[int, Field(ge=1, le=LARGEST)]
 BatchSize = Annotated[int, Field(ge=1, le=10_000)]
 """SQLite takes 32,766 parameters in one statement, and a claim names every rollout."""
 LearningRate = Annotated[float, Field(gt=0, le=1)]
+Training = Literal["lora", "full"]
+"""What of a policy is trained: adapters on a frozen base, or all of its weights."""
 
 
 class LearningSettings(BaseModel):
-    """Defaults are the `online` preset. Names follow the paper (arXiv 2607.07508) where it has one."""
+    """Defaults are the `online` preset on LoRA. Names follow the paper (arXiv 2607.07508) where it has one.
+
+    Where settings are chosen, validate them with `context={"training": "full"}` for a policy that trains full weights:
+    what is left out takes the defaults of `FULL`, and what is for adapters alone is refused. Stored settings are
+    complete, and need no context.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -77,15 +84,28 @@ class LearningSettings(BaseModel):
     lora_alpha: Count = 32
     value_rank: Count = 16
     tokens_per_micro_batch: Count = 4096
+    gradient_checkpointing: bool = False
+    """Activations of a layer are computed again in the backward pass: less memory, about a third more time."""
     seed: int = Field(0, ge=0, lt=2**63)
     """What torch's generator takes."""
 
     @model_validator(mode="before")
     @classmethod
-    def _apply_preset(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("preset") == "paper":
-            return PAPER | data
-        return data
+    def _apply_defaults(cls, data: Any, info: ValidationInfo) -> Any:
+        if not isinstance(data, dict):
+            return data
+        preset = PAPER if data.get("preset") == "paper" else {}
+        training = FULL if _is_full(info) else {}
+        return preset | training | data
+
+    @field_validator("policy_optimiser", "lora_rank", "lora_alpha", "value_rank")
+    @classmethod
+    def _check_training(cls, value: Any, info: ValidationInfo) -> Any:
+        assert info.field_name is not None
+        usual = FULL.get(info.field_name, cls.model_fields[info.field_name].default)
+        if _is_full(info) and value != usual:
+            raise ValueError(f"{value} is for adapters; a policy that trains full weights takes {usual}, or nothing")
+        return value
 
     @field_validator("group_size")
     @classmethod
@@ -125,6 +145,28 @@ PAPER: dict[str, Any] = {
     "centring": 0.0,
 }
 """The paper's exact setting as far as it states one; on LoRA it keeps LoRA's learning rates."""
+
+
+FULL: dict[str, Any] = {
+    "policy_optimiser": "adamw",
+    "policy_lr": 1e-6,
+    "value_lr": 5e-6,
+}
+"""Defaults where all weights are trained, in both presets: the paper's learning rates."""
+
+
+def _is_full(info: ValidationInfo) -> bool:
+    return info.context is not None and info.context.get("training") == "full"
+
+
+def as_training(stored: str) -> Training:
+    """
+    Raises:
+        ValueError: another release knew another way.
+    """
+    if stored not in get_args(Training):
+        raise ValueError(f"unknown training {stored!r}: it is 'lora' or 'full'")
+    return cast(Training, stored)
 
 
 def stored_max_staleness(settings: Mapping[str, Any]) -> int | None:

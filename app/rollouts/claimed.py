@@ -6,6 +6,7 @@ from uuid import UUID
 import numpy as np
 import numpy.typing as npt
 
+from app.policies.learning import Training
 from app.rollouts.states import SkipReason
 
 Tokens = npt.NDArray[np.int32]
@@ -74,5 +75,6 @@ class Claim:
     reward_max: float
     """With reward_min, the policy's declared range of a reward."""
     rollouts: tuple[ClaimedRollout, ...] = field(repr=False)
+    training: Training = "lora"
     probes: tuple[tuple[int, ...], ...] | None = None
     """The policy's canary prompts (token ids); None until its first batch fixes them."""

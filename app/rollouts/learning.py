@@ -20,7 +20,7 @@ from app.db.repositories.updates import (
 )
 from app.db.repositories.versions import NewVersion, get_version, parent_chain
 from app.db.types import clock
-from app.policies.learning import LearningSettings
+from app.policies.learning import LearningSettings, as_training
 from app.rollouts.claimed import Claim, ClaimedInteraction, ClaimedRollout, VersionRef
 from app.rollouts.groups import ReadyGroups, group_of, pick_groups, ready_groups
 from app.rollouts.leases import (
@@ -87,7 +87,7 @@ def claim_update(session: Session, policy_id: UUID, *, owner: str, ttl_s: float 
         picked = _pick_batch(session, policy, settings, now)
         if not isinstance(picked, Idle):
             _note(policy, now, None)
-            return _take(session, policy, picked, owner, now + timedelta(seconds=ttl_s))
+            return take_lease(session, policy, picked, owner, now + timedelta(seconds=ttl_s))
         reason = picked.reason
     _note(policy, now, reason)
     session.flush()
@@ -103,6 +103,11 @@ def _why_idle(session: Session, policy: Policy) -> str | None:
     if head is not None and head.status == VersionStatus.REJECTED:
         again = f"POST /admin/policies/{policy.name}/versions/{policy.head}/retry"
         return f"deploy_failing: version {policy.head} was rejected; see /admin/events for why, then {again}"
+    return settings_invalid(policy)
+
+
+def settings_invalid(policy: Policy) -> str | None:
+    """Why nothing can learn with the policy's stored settings; None: it can."""
     try:
         LearningSettings.model_validate(policy.settings)
     except ValidationError as error:
@@ -161,7 +166,8 @@ def _too_few(ready: int, settings: LearningSettings, groups: ReadyGroups | None)
     return Idle(reason)
 
 
-def _take(session: Session, policy: Policy, picked: Sequence[Picked], owner: str, until: datetime) -> Claim:
+def take_lease(session: Session, policy: Policy, picked: Sequence[Picked], owner: str, until: datetime) -> Claim:
+    """A running update of the locked policy, with its rollouts."""
     head = get_version(session, policy.id, policy.head or 0)
     if head is None:
         raise LookupError(f"policy {policy.name}: its head {policy.head} has no row")
@@ -190,6 +196,7 @@ def _take(session: Session, policy: Policy, picked: Sequence[Picked], owner: str
         policy_name=policy.name,
         base_model=policy.base_model,
         settings=dict(policy.settings),
+        training=as_training(policy.training),
         head=VersionRef(head.number, head.path, head.sha256, head.adapter_name),
         checkpoint_update_id=policy.checkpoint_update_id,
         updates_done=policy.updates_done,

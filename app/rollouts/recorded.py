@@ -1,13 +1,12 @@
 """Updates as they were made, read back from the database alone: what a replay trains on."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy.orm import Session
 
 from app.db.models import Policy, Rollout, Update
-from app.db.repositories.updates import update_rollouts
 from app.db.repositories.versions import get_version
 from app.rollouts.claimed import Claim, ClaimedRollout, VersionRef
 from app.rollouts.learning import snapshot
@@ -23,7 +22,9 @@ class RecordedUpdate:
     """As the learner had it."""
     made: VersionRef | None
     """The version that it made; None: only the critic learned."""
-    provenance: dict[str, object]
+    provenance: dict[str, Any]
+    pretraining_epochs: int | None
+    """Set where it was a value pretraining."""
 
 
 def chain_of(session: Session, policy: Policy, number: int) -> list[Update]:
@@ -52,8 +53,9 @@ def recorded(session: Session, policy: Policy, update: Update, updates_done: int
     Raises:
         NotRecorded: rollouts are missing, or their rewards are no longer what they were at the claim.
     """
-    assert update.provenance is not None
-    low, high = update.provenance.get("reward_range", (policy.reward_min, policy.reward_max))
+    provenance = update.provenance
+    assert provenance is not None  # chain_of has looked
+    low, high = provenance["reward_range"]
     head = _reference(session, policy, update.base_version)
     claim = Claim(
         update_id=update.id,
@@ -62,14 +64,19 @@ def recorded(session: Session, policy: Policy, update: Update, updates_done: int
         base_model=policy.base_model,
         settings=dict(update.settings),
         head=head,
-        checkpoint_update_id=UUID(update.provenance["checkpoint"]) if update.provenance["checkpoint"] else None,
+        checkpoint_update_id=UUID(provenance["checkpoint"]) if provenance["checkpoint"] else None,
         updates_done=updates_done,
         reward_min=low,
         reward_max=high,
-        rollouts=tuple(_rollouts(session, update, head.number)),
+        rollouts=tuple(_rollouts(session, policy.id, provenance, update.id, head.number)),
     )
     made = None if update.version is None else _reference(session, policy, update.version)
-    return RecordedUpdate(claim, made, update.provenance)
+    return RecordedUpdate(claim, made, provenance, _pretraining_epochs(update))
+
+
+def _pretraining_epochs(update: Update) -> int | None:
+    health = update.health or {}
+    return int(health["epochs"]) if health.get("kind") == "value_pretraining" else None
 
 
 def _reference(session: Session, policy: Policy, number: int) -> VersionRef:
@@ -79,21 +86,19 @@ def _reference(session: Session, policy: Policy, number: int) -> VersionRef:
     return VersionRef(version.number, version.path, version.sha256, version.adapter_name)
 
 
-def _rollouts(session: Session, update: Update, head: int) -> Sequence[ClaimedRollout]:
-    rows = update_rollouts(session, update.id)
-    assert update.provenance is not None
-    rollouts = [session.get(Rollout, row.rollout_id) for row in rows]
-    had = {str(rollout.id) for rollout in rollouts if rollout is not None}
-    claimed = snapshot(session, update.policy_id, head, [rollout for rollout in rollouts if rollout is not None])
-    missing = [rollout for rollout in update.provenance["rollouts"] if rollout not in had]
-    missing += [str(rollout.id) for rollout in claimed if not rollout.interactions]
-    if missing:
-        raise NotRecorded(f"update {update.id} was trained on rollouts that are gone: {', '.join(missing)}")
+def _rollouts(
+    session: Session, policy_id: UUID, provenance: dict[str, Any], update_id: UUID, head: int
+) -> list[ClaimedRollout]:
+    rows = [session.get(Rollout, UUID(rollout)) for rollout in provenance["rollouts"]]
+    claimed = snapshot(session, policy_id, head, [row for row in rows if row is not None])
+    there = {str(rollout.id) for rollout in claimed if rollout.interactions}
+    if missing := [rollout for rollout in provenance["rollouts"] if rollout not in there]:
+        raise NotRecorded(f"update {update_id} was trained on rollouts that are gone: {', '.join(missing)}")
     changed = [
-        f"{row.rollout_id} ({row.total_return:g} then, {rollout.total_return:g} now)"
-        for row, rollout in zip(rows, claimed, strict=True)
-        if row.total_return != rollout.total_return
+        f"{rollout.id} ({then:g} then, {rollout.total_return:g} now)"
+        for then, rollout in zip(provenance["returns"], claimed, strict=True)
+        if then != rollout.total_return
     ]
     if changed:
-        raise NotRecorded(f"update {update.id} was trained on other returns of rollouts: {', '.join(changed)}")
+        raise NotRecorded(f"update {update_id} was trained on other returns of rollouts: {', '.join(changed)}")
     return claimed

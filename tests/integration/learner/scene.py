@@ -15,7 +15,7 @@ from app.db.repositories.keys import create_key
 from app.db.repositories.policies import create_policy
 from app.db.session import Database
 from app.feedback.rules import NewFeedback, apply_feedback
-from app.policies.learning import LearningSettings
+from app.policies.learning import LearningSettings, Training
 from app.rollouts.lifecycle import Completed, NewInteraction, begin_interaction, complete_interaction
 from app.settings import Settings
 from tests.unit.learner.conftest import VOCABULARY
@@ -40,13 +40,16 @@ class Scene:
         model: Path,
         learning: LearningSettings = LEARNING,
         name: str = "p",
+        training: Training = "lora",
     ):
         self.settings = settings
         self.database = database
         self.generator = torch.Generator().manual_seed(5)
         self._model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         with database.write() as session:
-            self.policy_id = create_policy(session, name=name, base_model=str(model), settings=learning).id
+            self.policy_id = create_policy(
+                session, name=name, base_model=str(model), settings=learning, training=training
+            ).id
             self.key = create_key(session, name=f"agent of {name}", scopes=["inference", "feedback"])[0]
 
     def sample(self, prompt: Sequence[int], count: int) -> tuple[list[int], list[float]]:
@@ -131,6 +134,9 @@ class Scene:
                 select(Rollout.state, Rollout.reason, func.count()).group_by(Rollout.state, Rollout.reason)
             )
             return {(state, reason): count for state, reason, count in rows}
+
+    def newest_checkpoint(self) -> Path:
+        return self.settings.artifacts_dir / "p" / "checkpoints" / str(self.policy().checkpoint_update_id)
 
     def checkpoints(self) -> list[Path]:
         return sorted((self.settings.artifacts_dir / "p" / "checkpoints").iterdir())

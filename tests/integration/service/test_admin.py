@@ -162,6 +162,23 @@ def test_a_new_policy_shares_the_base_model_and_is_prepared_later(http, world: W
     assert [policy["name"] for policy in http.get("/admin/policies").json()["data"]] == ["default", "new"]
 
 
+def test_a_policy_of_full_weights_has_settings_of_its_own(http, world: World):
+    refused = http.post(
+        "/admin/policies",
+        json={"name": "whole", "training": "full", "settings": {"policy_optimiser": "preconditioned"}},
+    )
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "settings.policy_optimiser")
+    made = http.post("/admin/policies", json={"name": "whole", "training": "full"})
+    assert (made.status_code, made.json()["training"]) == (201, "full")
+    assert (made.json()["settings"]["policy_lr"], made.json()["settings"]["policy_optimiser"]) == (1e-6, "adamw")
+    paper = http.patch("/admin/policies/whole", json={"settings": {"preset": "paper"}}).json()["settings"]
+    assert (paper["policy_lr"], paper["value_lr"], paper["policy_steps"]) == (1e-6, 5e-6, 1)
+    for change in ({"settings": {"policy_optimiser": "preconditioned"}}, {"training": "lora"}):
+        assert http.patch("/admin/policies/whole", json=change).status_code == 400
+    assert http.post("/admin/policies", json={"name": "odd", "training": "dora"}).status_code == 400
+    assert http.get("/admin/policies/default").json()["training"] == "lora"
+
+
 def test_stats_say_why_the_learner_idles(http, world: World):
     rewarded(http)
     world.change_policy(idle_reason="too_few_rollouts: 1 ready, 2 needed")

@@ -11,11 +11,16 @@ from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from app.policies.learning import LearningSettings
-from learner.model import LearnerModel
+from learner.lora_model import LoraModel
 from learner.prepare import write_version_zero
 
 VOCABULARY = 97
 SETTINGS = LearningSettings(lora_rank=4, value_rank=4)
+
+
+def full_settings(**changes: object) -> LearningSettings:
+    """Of a policy that trains full weights."""
+    return LearningSettings.model_validate(changes, context={"training": "full"})
 
 
 @pytest.fixture(autouse=True)
@@ -58,14 +63,14 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def fresh_model(tiny_model: Path, tmp_path: Path) -> LearnerModel:
+def fresh_model(tiny_model: Path, tmp_path: Path) -> LoraModel:
     """At version 0: the policy equals the base, V is 0."""
     zero = write_version_zero("p", UUID(int=1), tiny_model, SETTINGS, tmp_path)
-    return LearnerModel(tiny_model, "float32", SETTINGS, Path(zero.path))
+    return LoraModel(tiny_model, "float32", SETTINGS, Path(zero.path))
 
 
 @pytest.fixture
-def model(fresh_model: LearnerModel) -> LearnerModel:
+def model(fresh_model: LoraModel) -> LoraModel:
     """With B and the value head away from zero, so that every adapter matters."""
     generator = torch.Generator().manual_seed(3)
     for parameter in (fresh_model.policy_parameters | fresh_model.value_parameters).values():

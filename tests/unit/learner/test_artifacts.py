@@ -108,3 +108,10 @@ def test_versions_are_known_by_name_wherever_the_home_lies_now(tmp_path: Path) -
     assert len(list(versions.iterdir())) == 3
     sweep_files(claim, VersionDirectories(kept, frozenset({"p-v1"})), tmp_path)
     assert sorted(path.name for path in versions.iterdir()) == ["p-v0", "p-v1"]
+
+
+def test_sha256_of_a_file_of_many_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").write_bytes(b"0123456789")
+    whole = sha256_of(tmp_path)
+    monkeypatch.setattr("learner.artifacts.PIECE", 4)
+    assert sha256_of(tmp_path) == whole

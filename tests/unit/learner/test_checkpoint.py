@@ -13,7 +13,7 @@ from torch import Tensor
 
 from app.policies.learning import LearningSettings
 from learner.checkpoint import CheckpointMismatch, Progress, keep_newest, load_checkpoint, save_checkpoint
-from learner.model import LearnerModel
+from learner.lora_model import LoraModel
 from learner.optimisers import Optimisers, build_optimisers
 from learner.prepare import write_version_zero
 from learner.step import run_update
@@ -25,20 +25,18 @@ RETURNS = (1 / 3, 0.1 + 0.2, -1e-17, 1e300)
 """Floats of which no decimal keeps every bit but the shortest that reads back."""
 
 
-def weights(model: LearnerModel) -> dict[str, Tensor]:
+def weights(model: LoraModel) -> dict[str, Tensor]:
     return {n: p.detach().clone() for n, p in (model.policy_parameters | model.value_parameters).items()}
 
 
-def reloaded(
-    tiny_model: Path, tmp_path: Path, settings: LearningSettings = SETTINGS
-) -> tuple[LearnerModel, Optimisers]:
+def reloaded(tiny_model: Path, tmp_path: Path, settings: LearningSettings = SETTINGS) -> tuple[LoraModel, Optimisers]:
     zero = write_version_zero("p", UUID(int=settings.lora_rank), tiny_model, settings, tmp_path)
-    model = LearnerModel(tiny_model, "float32", settings, Path(zero.path))
+    model = LoraModel(tiny_model, "float32", settings, Path(zero.path))
     return model, build_optimisers(model, settings)
 
 
 @pytest.fixture
-def trained(fresh_model: LearnerModel, tmp_path: Path) -> tuple[LearnerModel, Optimisers, Path]:
+def trained(fresh_model: LoraModel, tmp_path: Path) -> tuple[LoraModel, Optimisers, Path]:
     optimisers = build_optimisers(fresh_model, SETTINGS)
     run_update(fresh_model, optimisers, two_prefix_batch(), SETTINGS, updates_done=5, shortfall=1.0)
     directory = tmp_path / "first"
@@ -48,7 +46,7 @@ def trained(fresh_model: LearnerModel, tmp_path: Path) -> tuple[LearnerModel, Op
 
 
 def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(
-    trained: tuple[LearnerModel, Optimisers, Path], tiny_model: Path, tmp_path: Path
+    trained: tuple[LoraModel, Optimisers, Path], tiny_model: Path, tmp_path: Path
 ) -> None:
     model, optimisers, directory = trained
     rng = torch.get_rng_state()
@@ -65,7 +63,7 @@ def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(
 
 
 def test_a_checkpoint_from_before_returns_were_kept_has_none(
-    trained: tuple[LearnerModel, Optimisers, Path], tiny_model: Path, tmp_path: Path
+    trained: tuple[LoraModel, Optimisers, Path], tiny_model: Path, tmp_path: Path
 ) -> None:
     path = trained[2] / "state.json"
     state = json.loads(path.read_text())
@@ -75,7 +73,7 @@ def test_a_checkpoint_from_before_returns_were_kept_has_none(
 
 
 def test_changed_learning_rates_survive_the_load(
-    trained: tuple[LearnerModel, Optimisers, Path], tiny_model: Path, tmp_path: Path
+    trained: tuple[LoraModel, Optimisers, Path], tiny_model: Path, tmp_path: Path
 ) -> None:
     other, optimisers = reloaded(tiny_model, tmp_path, SETTINGS.model_copy(update={"policy_lr": 1e-3}))
     load_checkpoint(trained[2], other, optimisers, update_id=FIRST)
@@ -84,7 +82,7 @@ def test_changed_learning_rates_survive_the_load(
 
 
 def test_another_optimiser_starts_without_moments(
-    trained: tuple[LearnerModel, Optimisers, Path], tiny_model: Path, tmp_path: Path
+    trained: tuple[LoraModel, Optimisers, Path], tiny_model: Path, tmp_path: Path
 ) -> None:
     chosen = SETTINGS.model_copy(update={"policy_optimiser": "adamw"})
     other, optimisers = reloaded(tiny_model, tmp_path, chosen)
@@ -97,7 +95,7 @@ def test_another_optimiser_starts_without_moments(
 @pytest.mark.parametrize("part", ["policy.safetensors", "value.safetensors", "training.pt", "state.json"])
 @pytest.mark.parametrize("fault", ["of another update", "missing"])
 def test_mixed_or_incomplete_checkpoints_are_refused(
-    trained: tuple[LearnerModel, Optimisers, Path], tiny_model: Path, tmp_path: Path, part: str, fault: str
+    trained: tuple[LoraModel, Optimisers, Path], tiny_model: Path, tmp_path: Path, part: str, fault: str
 ) -> None:
     model, optimisers, directory = trained
     second = tmp_path / "second"
@@ -116,7 +114,7 @@ def test_mixed_or_incomplete_checkpoints_are_refused(
 
 
 def test_a_checkpoint_of_other_settings_is_refused(
-    trained: tuple[LearnerModel, Optimisers, Path], tiny_model: Path, tmp_path: Path
+    trained: tuple[LoraModel, Optimisers, Path], tiny_model: Path, tmp_path: Path
 ) -> None:
     other, optimisers = reloaded(tiny_model, tmp_path, LearningSettings(lora_rank=8, value_rank=4))
     with pytest.raises(CheckpointMismatch, match="other settings"):

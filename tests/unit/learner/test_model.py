@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GraniteConfig, GraniteForCausalLM, MistralConfig, MistralForCausalLM
 
 from app.policies.learning import LearningSettings
-from learner.model import LearnerModel, Role
+from learner.lora_model import LoraModel
+from learner.model import Role
 from learner.plan import MicroBatch, plan_batch
 from learner.prepare import write_version_zero
 from learner.trajectory import Trajectory
@@ -30,7 +31,7 @@ def plain_logprobs(directory: Path, adapter: Path | None, trajectory: Trajectory
 
 
 @pytest.mark.parametrize("budget", [16, 4096])
-def test_logprobs_are_those_of_plain_peft(model: LearnerModel, tiny_model: Path, tmp_path: Path, budget: int) -> None:
+def test_logprobs_are_those_of_plain_peft(model: LoraModel, tiny_model: Path, tmp_path: Path, budget: int) -> None:
     batch = two_prefix_batch()
     plan = model.plan(batch, budget)
     adapter = tmp_path / "adapter"
@@ -44,7 +45,7 @@ def test_logprobs_are_those_of_plain_peft(model: LearnerModel, tiny_model: Path,
         torch.testing.assert_close(taken, expected, rtol=0, atol=2e-5)
 
 
-def test_values_are_of_the_state_before_the_token(model: LearnerModel) -> None:
+def test_values_are_of_the_state_before_the_token(model: LoraModel) -> None:
     """Changing an action token and all after it must leave its own value alone and change the next one's."""
     batch = two_prefix_batch()
     plan = model.plan(batch, 4096)
@@ -58,7 +59,7 @@ def test_values_are_of_the_state_before_the_token(model: LearnerModel) -> None:
     assert (after[start + 2 : start + 5] - before[start + 2 : start + 5]).abs().min() > 1e-4
 
 
-def gradients(model: LearnerModel, role: Role, batch: list[Trajectory], budget: int, share: bool) -> dict[str, Tensor]:
+def gradients(model: LoraModel, role: Role, batch: list[Trajectory], budget: int, share: bool) -> dict[str, Tensor]:
     """Of a loss that weighs every action token differently, normalised by the whole batch's count."""
     plan = plan_batch(batch, budget, share_prefixes=share)
     weights = torch.linspace(-1, 2, plan.token_count)
@@ -81,7 +82,7 @@ def gradients(model: LearnerModel, role: Role, batch: list[Trajectory], budget: 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("role", ["policy", "value"])
 def test_gradients_do_not_depend_on_sharing_or_on_the_micro_batch_size(
-    model: LearnerModel, role: Role, fused: bool, monkeypatch: pytest.MonkeyPatch
+    model: LoraModel, role: Role, fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if fused:  # what a batch of long suffixes takes
         monkeypatch.setattr("learner.attention.MAX_SCORES", 0)
@@ -96,7 +97,7 @@ def test_gradients_do_not_depend_on_sharing_or_on_the_micro_batch_size(
             torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-5, msg=f"{name}, budget {budget}")
 
 
-def test_a_shared_prefix_runs_once(model: LearnerModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shared_prefix_runs_once(model: LoraModel, monkeypatch: pytest.MonkeyPatch) -> None:
     fed: list[int] = []
     forward = model.decoder_forward
 
@@ -112,7 +113,7 @@ def test_a_shared_prefix_runs_once(model: LearnerModel, monkeypatch: pytest.Monk
     assert sum(fed) < 0.6 * sum(t.token_ids.numel() for t in batch)
 
 
-def test_the_value_model_trains_no_attention_weight_and_the_policy_not_the_head(model: LearnerModel) -> None:
+def test_the_value_model_trains_no_attention_weight_and_the_policy_not_the_head(model: LoraModel) -> None:
     value, policy = model.value_parameters, model.policy_parameters
     assert {n for n in value if "lora" not in n} == {"value_head.weight", "value_head.bias"}
     assert all(".mlp." in n for n in value if "lora" in n)
@@ -122,7 +123,7 @@ def test_the_value_model_trains_no_attention_weight_and_the_policy_not_the_head(
     assert all(id(p) in trained for p in model.peft.parameters() if p.requires_grad)
 
 
-def test_top_logprobs_are_those_of_the_next_token(model: LearnerModel, tiny_model: Path) -> None:
+def test_top_logprobs_are_those_of_the_next_token(model: LoraModel, tiny_model: Path) -> None:
     prompts = [[*range(3, 50), 7], [*range(3, 50), 9, 11], [5, 6]]
     plain = AutoModelForCausalLM.from_pretrained(tiny_model)
     for prompt, top in zip(prompts, model.top_logprobs("base", prompts, 20), strict=True):
@@ -135,7 +136,7 @@ def test_top_logprobs_are_those_of_the_next_token(model: LearnerModel, tiny_mode
 def test_an_adapter_of_another_rank_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     zero = write_version_zero("p", UUID(int=1), tiny_model, LearningSettings(lora_rank=8), tmp_path)
     with pytest.raises(ValueError, match="another adapter"):
-        LearnerModel(tiny_model, "float32", SETTINGS, Path(zero.path))
+        LoraModel(tiny_model, "float32", SETTINGS, Path(zero.path))
 
 
 def test_a_model_with_sliding_windows_is_refused(tmp_path: Path) -> None:
@@ -148,7 +149,7 @@ def test_a_model_with_sliding_windows_is_refused(tmp_path: Path) -> None:
     MistralForCausalLM(config).save_pretrained(base)
     zero = write_version_zero("p", UUID(int=1), base, SETTINGS, tmp_path)
     with pytest.raises(ValueError, match="without full attention"):
-        LearnerModel(base, "float32", SETTINGS, Path(zero.path))
+        LoraModel(base, "float32", SETTINGS, Path(zero.path))
 
 
 def test_a_model_that_rescales_its_logits_is_refused(tmp_path: Path) -> None:
@@ -162,4 +163,4 @@ def test_a_model_that_rescales_its_logits_is_refused(tmp_path: Path) -> None:
     GraniteForCausalLM(config).save_pretrained(base)
     zero = write_version_zero("p", UUID(int=1), base, SETTINGS, tmp_path)
     with pytest.raises(ValueError, match="does not reproduce"):
-        LearnerModel(base, "float32", SETTINGS, Path(zero.path))
+        LoraModel(base, "float32", SETTINGS, Path(zero.path))

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import shutil
 import socket
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import learner.prepare
+from app.policies.dtype import Dtype
 from app.policies.learning import LearningSettings
 from app.settings import DEFAULT_MODEL, Settings
 from learner.artifacts import sha256_of
@@ -124,6 +126,33 @@ def test_version_zero_equals_the_base_under_plain_peft(tiny_model: Path, tmp_pat
     assert len(down) == len(up) == 14  # 7 projections, 2 layers
     assert all(p.abs().max() > 0 and p.dtype == torch.float32 for p in down)
     assert all(p.abs().max() == 0 for p in up)
+
+
+@pytest.mark.usefixtures("no_network")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_version_zero_in_full_is_a_copy_of_the_base(tiny_model: Path, tmp_path: Path, dtype: Dtype) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(tiny_model, base)
+    (base / "chat_template.jinja").write_text("{{ messages }}")
+    (base / "generation_config.json").write_text('{"eos_token_id": [2, 5]}')
+    settings = LearningSettings.model_validate({}, context={"training": "full"})
+    written = write_version_zero("default", POLICY, base, settings, tmp_path, "full", dtype)
+    assert write_version_zero("default", POLICY, base, settings, tmp_path, "full", dtype) == written
+    assert (written.adapter_name, written.sha256) == (f"default-v0-{POLICY}", sha256_of(Path(written.path)))
+
+    files = {path.name for path in Path(written.path).iterdir()}
+    assert files == {path.name for path in base.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "generation_config.json"} <= files
+    assert json.loads((Path(written.path) / "config.json").read_text())["dtype"] == dtype
+    assert json.loads((Path(written.path) / "generation_config.json").read_text()) == {"eos_token_id": [2, 5]}
+    assert not any(path.samefile(base / path.name) for path in Path(written.path).iterdir())  # immutable: no links
+
+    shutil.rmtree(base)
+    model = AutoModelForCausalLM.from_pretrained(written.path)
+    assert model.dtype == getattr(torch, dtype)
+    original = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=getattr(torch, dtype))
+    assert all(torch.equal(p, model.get_parameter(n)) for n, p in original.named_parameters())
+    assert AutoTokenizer.from_pretrained(written.path).convert_tokens_to_ids("w17") == 17
 
 
 @pytest.mark.slow

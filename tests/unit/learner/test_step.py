@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from app.policies.learning import LearningSettings
-from learner.model import LearnerModel
+from learner.lora_model import LoraModel
 from learner.optimisers import build_optimisers
 from learner.step import TrainingDiverged, UpdateResult, run_update
 from learner.trajectory import Trajectory
@@ -30,7 +30,7 @@ def settings(**changes: Any) -> LearningSettings:
 
 
 def update(
-    model: LearnerModel,
+    model: LoraModel,
     batch: list[Trajectory],
     chosen: LearningSettings,
     done: int = 10,
@@ -48,7 +48,7 @@ def changed(parameters: dict[str, Any], before: dict[str, Tensor]) -> set[str]:
     return {name for name, p in parameters.items() if not torch.equal(p, before[name])}
 
 
-def test_a_warm_up_trains_the_critic_alone(model: LearnerModel) -> None:
+def test_a_warm_up_trains_the_critic_alone(model: LoraModel) -> None:
     policy, value = snapshot(model.policy_parameters), snapshot(model.value_parameters)
     result = update(model, two_prefix_batch(), SETTINGS, done=SETTINGS.critic_warmup_updates - 1)
     assert not result.policy_changed
@@ -58,7 +58,7 @@ def test_a_warm_up_trains_the_critic_alone(model: LearnerModel) -> None:
     assert update(model, two_prefix_batch(), SETTINGS, done=SETTINGS.critic_warmup_updates).policy_changed
 
 
-def test_an_update_changes_adapters_and_head_and_nothing_else(model: LearnerModel) -> None:
+def test_an_update_changes_adapters_and_head_and_nothing_else(model: LoraModel) -> None:
     everything = dict(model.peft.named_parameters()) | {
         f"value_head.{n}": p for n, p in model.value_head.named_parameters()
     }
@@ -67,7 +67,7 @@ def test_an_update_changes_adapters_and_head_and_nothing_else(model: LearnerMode
     assert changed(everything, before) == model.policy_parameters.keys() | model.value_parameters.keys()
 
 
-def test_the_critic_learns(fresh_model: LearnerModel) -> None:
+def test_the_critic_learns(fresh_model: LoraModel) -> None:
     chosen = settings(critic_steps=40, value_lr=3e-3)
     health = update(fresh_model, two_prefix_batch(), chosen, done=0).health
     assert health["ev_before"] == pytest.approx(0.0, abs=1e-6)  # V = 0 everywhere
@@ -75,7 +75,7 @@ def test_the_critic_learns(fresh_model: LearnerModel) -> None:
     assert len(health["value_grad_norms"]) == 40  # type: ignore[arg-type]
 
 
-def test_tied_rewards_have_no_ev_and_still_teach(model: LearnerModel) -> None:
+def test_tied_rewards_have_no_ev_and_still_teach(model: LoraModel) -> None:
     batch = [replace(t, rewards=torch.zeros_like(t.rewards)) for t in two_prefix_batch()]
     before = snapshot(model.value_parameters)
     health = update(model, batch, settings(), done=0).health
@@ -135,7 +135,7 @@ def reference_weight(ratio: Tensor, advantage: Tensor, clip: str) -> Tensor:
     ],
 )
 def test_the_policy_step_is_the_documented_gradient(
-    model: LearnerModel,
+    model: LoraModel,
     tiny_model: Path,
     tmp_path: Path,
     whiten: bool,
@@ -229,7 +229,7 @@ def test_the_policy_step_is_the_documented_gradient(
     assert (moved - wanted).norm() < 1e-2 * wanted.norm()  # AdamW divides by |g|: entries near 0 are noisy
 
 
-def test_what_dis_rejects_does_not_train(model: LearnerModel) -> None:
+def test_what_dis_rejects_does_not_train(model: LoraModel) -> None:
     batch = [replace(t, behaviour_logprobs=torch.full_like(t.behaviour_logprobs, -40.0)) for t in two_prefix_batch()]
     before = snapshot(model.policy_parameters)
     result = update(model, batch, settings(anchor_coefficient=0.0, policy_steps=3))
@@ -238,7 +238,7 @@ def test_what_dis_rejects_does_not_train(model: LearnerModel) -> None:
     assert all(summary.masked_share == 1.0 for summary in result.summaries.values())
 
 
-def test_ratios_are_recomputed_before_every_policy_step(fresh_model: LearnerModel) -> None:
+def test_ratios_are_recomputed_before_every_policy_step(fresh_model: LoraModel) -> None:
     """With the behaviour's own log-probs nothing is masked at first; large steps then leave the band."""
     plan = fresh_model.plan(two_prefix_batch(), 4096)
     now = fresh_model.logprobs(fresh_model.read_states("policy", plan), plan.temperatures)
@@ -258,7 +258,7 @@ def test_ratios_are_recomputed_before_every_policy_step(fresh_model: LearnerMode
     ("budget", "clip"), [(1, "dis"), (30, "dis"), (100, "dis"), (1, "ppo"), (30, "ppo"), (1, "none"), (30, "none")]
 )
 def test_an_update_does_not_depend_on_the_micro_batch_size(
-    tiny_model: Path, tmp_path: Path, model: LearnerModel, budget: int, clip: str
+    tiny_model: Path, tmp_path: Path, model: LoraModel, budget: int, clip: str
 ) -> None:
     state = snapshot(model.policy_parameters | model.value_parameters)
     figures = []
@@ -274,7 +274,7 @@ def test_an_update_does_not_depend_on_the_micro_batch_size(
         assert split.summaries[rollout].advantage_mean == pytest.approx(summary.advantage_mean, abs=1e-4)
 
 
-def test_the_figures_of_staleness_zero_and_of_segments(model: LearnerModel) -> None:
+def test_the_figures_of_staleness_zero_and_of_segments(model: LoraModel) -> None:
     batch = two_prefix_batch()
     batch[1] = replace(batch[1], rollout_id=batch[0].rollout_id, segment=1)
     result = update(model, batch, settings(), done=0)
@@ -291,7 +291,7 @@ def test_the_figures_of_staleness_zero_and_of_segments(model: LearnerModel) -> N
     assert all(math.isfinite(s) for s in result.seconds.values())
 
 
-def test_a_gradient_that_is_not_finite_stops_the_update(model: LearnerModel) -> None:
+def test_a_gradient_that_is_not_finite_stops_the_update(model: LoraModel) -> None:
     batch = two_prefix_batch()
     batch[3].rewards[-1] = float("inf")
     before = snapshot(model.policy_parameters | model.value_parameters)
@@ -300,7 +300,7 @@ def test_a_gradient_that_is_not_finite_stops_the_update(model: LearnerModel) -> 
     assert changed(model.policy_parameters | model.value_parameters, before) == set()
 
 
-def test_a_policy_gradient_that_is_not_finite_leaves_the_policy_alone(model: LearnerModel) -> None:
+def test_a_policy_gradient_that_is_not_finite_leaves_the_policy_alone(model: LoraModel) -> None:
     next(iter(model.policy_parameters.values())).data.fill_(float("nan"))
     before = snapshot(model.policy_parameters)
     with pytest.raises(TrainingDiverged, match="the policy's gradient is not finite"):
@@ -308,7 +308,7 @@ def test_a_policy_gradient_that_is_not_finite_leaves_the_policy_alone(model: Lea
     assert all(torch.equal(p.nan_to_num(7.0), before[n].nan_to_num(7.0)) for n, p in model.policy_parameters.items())
 
 
-def test_the_learning_rate_rises_over_the_first_policy_updates(model: LearnerModel) -> None:
+def test_the_learning_rate_rises_over_the_first_policy_updates(model: LoraModel) -> None:
     chosen = settings(critic_warmup_updates=2, lr_warmup_updates=3, policy_steps=1)
     optimisers = build_optimisers(model, chosen)
     rates = []
@@ -319,7 +319,7 @@ def test_the_learning_rate_rises_over_the_first_policy_updates(model: LearnerMod
 
 
 @pytest.mark.parametrize(("follows", "share"), [(True, 0.3), (False, 1.0)])
-def test_the_learning_rate_follows_what_is_left_to_gain(model: LearnerModel, follows: bool, share: float) -> None:
+def test_the_learning_rate_follows_what_is_left_to_gain(model: LoraModel, follows: bool, share: float) -> None:
     chosen = settings(lr_follows_shortfall=follows, policy_steps=1)
     optimisers = build_optimisers(model, chosen)
     result = run_update(model, optimisers, two_prefix_batch(), chosen, 10, shortfall=0.3)
@@ -329,7 +329,7 @@ def test_the_learning_rate_follows_what_is_left_to_gain(model: LearnerModel, fol
 
 
 @pytest.mark.parametrize(("optimiser", "watched"), [("preconditioned", True), ("adamw", False)])
-def test_the_preconditioned_optimiser_sees_every_b(model: LearnerModel, optimiser: str, watched: bool) -> None:
+def test_the_preconditioned_optimiser_sees_every_b(model: LoraModel, optimiser: str, watched: bool) -> None:
     chosen = settings(policy_optimiser=optimiser)
     optimisers = build_optimisers(model, chosen)
     run_update(model, optimisers, two_prefix_batch(), chosen, 10, shortfall=1.0)

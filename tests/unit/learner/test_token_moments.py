@@ -7,13 +7,13 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from learner.model import LearnerModel
+from learner.lora_model import LoraModel
 from learner.plan import MicroBatch, plan_batch
 from learner.token_moments import TokenMoments
 from tests.unit.learner.batches import two_prefix_batch
 
 
-def moments(model: LearnerModel, budget: int) -> dict[str, Tensor]:
+def moments(model: LoraModel, budget: int) -> dict[str, Tensor]:
     plan = plan_batch(two_prefix_batch(), budget, share_prefixes=False)
 
     def loss(states: Tensor, micro_batch: MicroBatch) -> Tensor:
@@ -26,7 +26,7 @@ def moments(model: LearnerModel, budget: int) -> dict[str, Tensor]:
 
 
 def test_moments_are_those_of_all_tokens_whatever_the_micro_batches(
-    model: LearnerModel, tiny_model: Path, tmp_path: Path
+    model: LoraModel, tiny_model: Path, tmp_path: Path
 ) -> None:
     model.export_policy(tmp_path)
     plain = PeftModel.from_pretrained(
@@ -60,7 +60,7 @@ def test_moments_are_those_of_all_tokens_whatever_the_micro_batches(
             torch.testing.assert_close(moment, expected, rtol=1e-3, atol=1e-5 * float(expected.abs().max()))
 
 
-def test_reading_leaves_no_moments(model: LearnerModel) -> None:
+def test_reading_leaves_no_moments(model: LoraModel) -> None:
     policy_moments = TokenMoments(model.peft, "policy")
     model.read_states("policy", plan_batch(two_prefix_batch(), 4096))
     assert policy_moments.take() == {}

@@ -1,0 +1,96 @@
+"""Value pretraining: the critic learns from logged history before (or while) the policy moves.
+
+Behaviour policies of any age will do: the critic's target is what was earned, whoever earned it.
+"""
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from app.rollouts.claimed import Claim
+from learner.batch import build_trajectories
+from learner.sao.value import explained_variance, lambda_returns
+from learner.state import LearnerState
+from learner.step import UpdateResult, critic_step, read_values
+from learner.trajectory import Trajectory
+from learner.update import Trained
+
+
+def pretrain_value(claim: Claim, state: LearnerState, epochs: int) -> Trained:
+    """Trains the critic of `state`, in place, on all of the claim's rollouts `epochs` times; the policy stays.
+
+    One critic step per `rollouts_per_update` rollouts, in an order drawn from the policy's seed and the update's
+    number. Explained variance is that of the history itself, before and after.
+
+    Raises:
+        ValueError: a rollout cannot be trained, or a health figure is not finite.
+        TrainingDiverged: a loss or gradient is not finite.
+    """
+    started = time.perf_counter()
+    settings = state.settings
+    rollouts = [build_trajectories([rollout]) for rollout in claim.rollouts]
+    generator = torch.Generator().manual_seed((settings.seed + claim.updates_done) % 2**63)
+    ev_before, _ = _fit(state, rollouts)
+    grad_norms = []
+    for _ in range(epochs):
+        order = torch.randperm(len(rollouts), generator=generator).tolist()
+        for batch in _batches([rollouts[i] for i in order], settings.rollouts_per_update):
+            plan = state.model.plan(batch, settings.tokens_per_micro_batch)
+            grad_norms.append(critic_step(state.model, state.optimisers.value, plan, batch, settings).grad_norm)
+    ev_after, loss = _fit(state, rollouts)
+    trajectories = [trajectory for rollout in rollouts for trajectory in rollout]
+    health: dict[str, object] = {
+        "kind": "value_pretraining",
+        "rollouts": len(rollouts),
+        "trajectories": len(trajectories),
+        "action_tokens": sum(t.action_positions.numel() for t in trajectories),
+        "epochs": epochs,
+        "steps": len(grad_norms),
+        "ev_before": ev_before,
+        "ev_after": ev_after,
+        "value_loss": loss,
+        "value_grad_norm_max": max(grad_norms),
+    }
+    json.dumps(health, allow_nan=False)
+    seconds = {"critic": time.perf_counter() - started}
+    return Trained(UpdateResult(health, seconds, {}, policy_changed=False), None, None, None)
+
+
+def in_words(policy: str, health: Mapping[str, object]) -> str:
+    """What a pretraining's health figures say to an operator."""
+    return (
+        f"The critic of {policy} was trained on {health['rollouts']} rollouts ({health['action_tokens']} action "
+        f"tokens) in {health['steps']} steps: explained variance {_figure(health['ev_before'])} before, "
+        f"{_figure(health['ev_after'])} after."
+    )
+
+
+def _figure(value: object) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else "undefined (all returns tie)"
+
+
+def _fit(state: LearnerState, rollouts: Sequence[list[Trajectory]]) -> tuple[float | None, float]:
+    """Explained variance and mean squared error of the critic as it stands."""
+    settings = state.settings
+    values, targets = [], []
+    for batch in _batches(rollouts, settings.rollouts_per_update):
+        read = read_values(state.model, state.model.plan(batch, settings.tokens_per_micro_batch))
+        values.append(read)
+        parts = read.split([t.action_positions.numel() for t in batch])
+        targets += [
+            lambda_returns(t.rewards, v, settings.gamma, settings.critic_lambda)
+            for t, v in zip(batch, parts, strict=True)
+        ]
+    predicted, target = torch.cat(values), torch.cat(targets)
+    return explained_variance(predicted, target), (predicted - target).double().square().mean().item()
+
+
+def _batches(rollouts: Sequence[list[Trajectory]], size: int) -> Iterator[list[Trajectory]]:
+    """As equal as they can be, none above `size` rollouts."""
+    count = math.ceil(len(rollouts) / size)
+    for i in range(count):
+        part = rollouts[len(rollouts) * i // count : len(rollouts) * (i + 1) // count]
+        yield [trajectory for rollout in part for trajectory in rollout]
