@@ -34,6 +34,7 @@ from app.rollouts.leases import (
     renew_lease,
 )
 from app.rollouts.lifecycle import transition
+from app.rollouts.provenance import sampled_versions
 from app.rollouts.states import InteractionState, RolloutState, SkipReason, VersionStatus
 from app.rollouts.trainability import too_old
 
@@ -176,7 +177,12 @@ def skip_too_old(
 ) -> list[_Picked]:
     """Skip those of the locked, ready rollouts that cannot be trained at this head any more; return the others."""
     versions = {
-        rollout_id: [row.version for row in rows if row.state == InteractionState.COMPLETED and row.reason is None]
+        rollout_id: [
+            version
+            for row in rows
+            if row.state == InteractionState.COMPLETED and row.reason is None
+            for version in sampled_versions(row.version, row.version_runs)
+        ]
         for rollout_id, rows in interaction_outcomes(session, [r.id for r in candidates]).items()
     }
     oldest = min((version for found in versions.values() for version in found), default=0)
@@ -261,6 +267,7 @@ def _claimed(interaction: Interaction, chain: dict[int, int], head: int, reward:
         version=interaction.version,
         # context off the parent chain has no count of steps; nothing is trained with it
         staleness=chain.get(interaction.version, head - interaction.version),
+        staleness_runs=tuple((chain.get(number, head - number), n) for number, n in interaction.version_runs or ()),
         new_prompt_ids=interaction.new_prompt_ids,
         completion_ids=np.zeros(0, np.int32) if interaction.completion_ids is None else interaction.completion_ids,
         logprobs=np.zeros(0, np.float32) if interaction.logprobs is None else interaction.logprobs,
