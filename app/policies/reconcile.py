@@ -1,13 +1,9 @@
 """One pass over one replica: make what it has loaded match the plan. No transaction is open while HTTP runs."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import Enum, auto
-from threading import Event, Thread
 from time import monotonic
 
 import structlog
-from sqlalchemy.exc import SQLAlchemyError
 
 from app.db.models import PolicyVersion, Replica
 from app.db.repositories import deployments, replicas
@@ -22,8 +18,10 @@ from app.engine.errors import (
     EngineOverloaded,
     EngineSlow,
     EngineUnreachable,
+    WeightsRejected,
 )
 from app.policies.canary import Comparison, Verdict, compare, judge, rejects, with_sample
+from app.policies.ownership import Ownership
 from app.policies.plan import Plan, Step, make_plan
 from app.policies.readings import Readings
 from app.policies.swap import swap_weights
@@ -36,8 +34,6 @@ SILENCE_S = 15.0
 """An engine that accepts connections but answers late stays healthy this long."""
 PASS_S = 5.0
 """No new step begins after this long; the next tick goes on."""
-OWNED_S = 20.0
-"""Renewed while the pass runs."""
 
 log = structlog.get_logger()
 
@@ -74,7 +70,7 @@ class ReplicaPass:
         self._work = work
         self._replica = replica
         self._url = replica.url
-        self._owner = owner
+        self._ownership = Ownership(database, replica, owner)
         self._base_model: str | None = None
         self._loaded: set[str] = set()
         """Adapters."""
@@ -85,52 +81,24 @@ class ReplicaPass:
         self._readings = readings
 
     def run(self) -> None:
-        if not self._own():
+        if not self._ownership.take():
             return
-        try:
-            with self._owning():
-                if self._look():
-                    self._converge()
-        finally:
-            with self._database.write() as session:
-                replicas.release_replica(session, self._replica.id, self._owner)
-
-    def _own(self) -> bool:
-        with self._database.write() as session:
-            return replicas.take_replica(session, self._replica.id, self._owner, OWNED_S)
-
-    @contextmanager
-    def _owning(self) -> Iterator[None]:
-        """One call may take longer than an ownership lasts, which is short so that a killed process blocks nobody."""
-        ended = Event()
-
-        def renew() -> None:
-            while not ended.wait(OWNED_S / 4):
-                try:
-                    self._own()
-                except SQLAlchemyError as error:
-                    log.warning("replica_not_renewed", replica=self._url, error=str(error))
-
-        keeper = Thread(target=renew, name="replica-owner", daemon=True)
-        keeper.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            keeper.join()
+        with self._ownership.kept():
+            if self._look():
+                self._converge()
 
     def _look(self) -> bool:
         """Whether it answers; notes what it serves."""
         try:
             served = self._probe.models(self._url)
+            self._base_model = next((model.root for model in served if model.parent is None), None)
+            self._weights = self._label()
         except EngineError as error:
             grace_s = 0.0 if isinstance(error, EngineUnreachable) else SILENCE_S
             with self._database.write() as session:
                 replicas.note_unreachable(session, self._replica.id, error.message, grace_s=grace_s)
             return False
-        self._base_model = next((model.root for model in served if model.parent is None), None)
         self._loaded = {model.id for model in served if model.parent is not None}
-        self._weights = self._label()
         with self._database.write() as session:
             replicas.note_reachable(session, self._replica.id, self._base_model, self._loaded, self._weights)
         self._readings.keep(self._loaded, whole_models=self._trains_weights)
@@ -146,7 +114,7 @@ class ReplicaPass:
             return None
         try:
             return None if self._probe.is_paused(self._url) else self._probe.weight_label(self._url)
-        except EngineError as error:  # the next step meets it too, and says so
+        except WeightsRejected as error:  # it cannot: the next step meets that too, and says so
             log.warning("weights_unknown", replica=self._url, error=error.message)
             return None
 
@@ -155,7 +123,7 @@ class ReplicaPass:
         while True:
             plan = self._plan()
             self._unload(plan)
-            if plan.step is None or monotonic() > until or not self._own() or not self._take(plan.step):
+            if plan.step is None or monotonic() > until or not self._ownership.take() or not self._take(plan.step):
                 return
 
     def _plan(self) -> Plan:
@@ -293,7 +261,7 @@ class ReplicaPass:
         noise = list(self._replica.noise)
         verdict = Verdict.UNCHECKED if comparison is None else judge(comparison, noise)
         if comparison is not None and rejects(verdict, noise):
-            self._fail(version, _in_words(comparison), comparison)
+            self._fail(version, comparison.in_words(), comparison)
             return Outcome.FAILED
         if comparison is not None:
             self._replica.noise = with_sample(noise, comparison, verdict)
@@ -312,7 +280,7 @@ class ReplicaPass:
                 add_event(
                     session,
                     "canary_alarm",
-                    f"version {version.number} on {self._url}: {_in_words(comparison)}; served all the same, since the "
+                    f"version {version.number} on {self._url}: {comparison.in_words()}; served all the same, since the "
                     f"noise of only {len(noise)} versions has been measured",
                     policy_id=version.policy_id,
                 )
@@ -350,10 +318,3 @@ class ReplicaPass:
         self._readings.drop(version.adapter_name)
         if version.adapter_name in self._loaded:
             self._drop(version.adapter_name)
-
-
-def _in_words(comparison: Comparison) -> str:
-    return (
-        f"the canary's score is {comparison.score or 0.0:.2f} (1 = the version is served, 0 = the reference still is) "
-        f"at a distance of {comparison.distance:.3f} nats over {comparison.tokens} tokens"
-    )

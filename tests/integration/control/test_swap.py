@@ -24,6 +24,8 @@ from app.rollouts.states import DeploymentState, VersionStatus
 from tests.integration.control.conftest import Make, World, pick
 from tests.integration.control.fake_engine import FakeEngine
 
+PATIENCE_S = 60.0
+"""A pass takes milliseconds; the rest is for a machine that is busy with other things."""
 SWAP = ["pause", "reload {}", "label", "resume"]
 
 
@@ -40,7 +42,7 @@ def world(database: Database, tmp_path: Path) -> World:
 def live(world: World, engine: FakeEngine, deployer: Make) -> Deployer:
     """Version 0 is served."""
     one = deployer(engine.url)
-    one.tick()
+    one.tick(PATIENCE_S)
     assert world.live == 0
     engine.calls.clear()
     return one
@@ -60,7 +62,7 @@ def free_the_replica(world: World) -> None:
 
 def test_versions_replace_each_other(world: World, engine: FakeEngine, live: Deployer) -> None:
     world.add_version(1)
-    live.tick()
+    live.tick(PATIENCE_S)
     assert (world.live, world.status(0), world.status(1)) == (1, VersionStatus.RETIRED, VersionStatus.LIVE)
     assert engine.calls == swap_calls("default-v1")
     one = world.deployment(1)
@@ -70,7 +72,7 @@ def test_versions_replace_each_other(world: World, engine: FakeEngine, live: Dep
     assert one.closed_ms is not None
     assert 0 < one.paused_ms <= one.closed_ms, "nothing new comes before the canary's verdict"
     assert world.deployment(0).state == DeploymentState.UNLOADED
-    live.tick()
+    live.tick(PATIENCE_S)
     replica = world.replica(engine.url)
     assert (replica.weights, replica.swap_began_at) == ("default-v1", None)
 
@@ -95,7 +97,7 @@ def test_requests_wait_for_the_end_of_a_swap(world: World, engine: FakeEngine, l
     router = Router(world.database)
 
     async def body() -> list[object]:
-        ticking = asyncio.create_task(asyncio.to_thread(live.tick, 60))
+        ticking = asyncio.create_task(asyncio.to_thread(live.tick, PATIENCE_S))
         await asyncio.to_thread(paused.wait, 30)
         with world.database.read() as session:
             assert served_policies(session) == ["default"]
@@ -136,8 +138,8 @@ def test_a_refused_reload_puts_the_old_weights_back(world: World, engine: FakeEn
     engine.rejects.add("default-v1")
     for attempt in (1, 2, 3):
         engine.calls.clear()
-        live.tick()
-        live.tick()  # the backoff has not passed
+        live.tick(PATIENCE_S)
+        live.tick(PATIENCE_S)  # the backoff has not passed
         assert engine.calls == ["pause", "reload default-v1", *swap_calls("default-v0")]
         assert world.version(1).deploy_attempts == attempt
         assert (world.live, engine.label, engine.paused) == (0, "default-v0", False)
@@ -155,7 +157,7 @@ def test_a_swap_that_silently_did_not_happen_is_undone(world: World, engine: Fak
     world.measure_noise()
     world.add_version(1)
     engine.serves_instead["default-v1"] = str(world.path(0))
-    live.tick()
+    live.tick(PATIENCE_S)
     failed = world.deployment(1)
     assert (failed.state, failed.verdict) == (DeploymentState.FAILED, "failed")
     assert failed.score == pytest.approx(0.0, abs=1e-6)
@@ -163,7 +165,7 @@ def test_a_swap_that_silently_did_not_happen_is_undone(world: World, engine: Fak
     assert engine.calls == swap_calls("default-v1", "default-v0")
     engine.serves_instead.clear()
     let_time_pass(world)
-    live.tick()
+    live.tick(PATIENCE_S)
     assert (world.live, world.deployment(1).verdict) == (1, "verified")
 
 
@@ -177,7 +179,7 @@ def test_a_busy_engine_puts_a_version_off(
     impatient = deployer(engine.url)
     engine.at_reload = engine.busy.set
     for _ in range(3):
-        impatient.tick()
+        impatient.tick(PATIENCE_S)
     assert (world.live, world.status(1), world.version(1).deploy_attempts) == (0, VersionStatus.CANDIDATE, 0)
     assert engine.calls == swap_calls("default-v1", "default-v0")
     assert "too busy" in str(world.deployment(1).error)
@@ -186,24 +188,24 @@ def test_a_busy_engine_puts_a_version_off(
     engine.at_reload = lambda: None
     engine.busy.clear()
     let_time_pass(world)
-    impatient.tick()
+    impatient.tick(PATIENCE_S)
     assert (world.live, world.deployment(1).error) == (1, None)
 
 
 def test_a_restarted_engine_is_brought_back_to_live(world: World, engine: FakeEngine, live: Deployer) -> None:
     world.add_version(1)
-    live.tick()
+    live.tick(PATIENCE_S)
     world.measure_noise()
     engine.restart()
     engine.calls.clear()
-    live.tick()
+    live.tick(PATIENCE_S)
     assert engine.calls == swap_calls("default-v1")
     assert (world.deployment(1).state, world.deployment(1).verdict) == (DeploymentState.VERIFIED, "verified")
     assert world.deployment(1).score == pytest.approx(1.0, abs=0.05), "against what it said under version 0"
 
     engine.restart()
     engine.serves_instead["default-v1"] = str(world.path(0))
-    live.tick()
+    live.tick(PATIENCE_S)
     assert world.deployment(1).state == DeploymentState.FAILED, "a reload that did nothing is not taken for the version"
 
 
@@ -240,10 +242,10 @@ def test_a_killed_control_worker_is_made_good(
     assert world.deployment(0).state == DeploymentState.UNLOADED
 
     engine.calls.clear()
-    live.tick()
+    live.tick(PATIENCE_S)
     assert engine.calls == [], "its owner may still be at work"
     free_the_replica(world)
-    live.tick()
+    live.tick(PATIENCE_S)
     assert engine.calls == swap_calls("default-v0", "default-v1"), "first what was served, then the candidate"
     assert (world.live, engine.paused, engine.label) == (1, False, "default-v1")
     assert world.deployment(1).verdict == "verified"
@@ -252,7 +254,7 @@ def test_a_killed_control_worker_is_made_good(
 
 def test_an_engine_that_somebody_paused_is_resumed(world: World, engine: FakeEngine, live: Deployer) -> None:
     engine.paused = True
-    live.tick()
+    live.tick(PATIENCE_S)
     assert engine.calls == swap_calls("default-v0")
     assert not engine.paused
     assert pick(Router(world.database), world.policy_id).version == 0
@@ -261,12 +263,12 @@ def test_an_engine_that_somebody_paused_is_resumed(world: World, engine: FakeEng
 def test_weights_that_cannot_be_put_back_are_tried_again(world: World, engine: FakeEngine, live: Deployer) -> None:
     world.add_version(1)
     engine.rejects |= {"default-v0", "default-v1"}
-    live.tick()
+    live.tick(PATIENCE_S)
     assert engine.paused, "nobody knows what weights it has"
     assert "weights_not_put_back" in world.events()
     engine.rejects.remove("default-v0")
     let_time_pass(world)
-    live.tick()
+    live.tick(PATIENCE_S)
     assert (engine.paused, engine.label, world.live) == (False, "default-v0", 0)
     assert world.deployment(0).state == DeploymentState.VERIFIED
 
@@ -275,12 +277,12 @@ def test_an_engine_that_is_lost_in_the_middle(world: World, engine: FakeEngine, 
     world.add_version(1)
     engine.at_reload = lambda: (_ for _ in ()).throw(ConnectionResetError())  # type: ignore[assignment]
     engine.lacks.add("/health")
-    live.tick()
+    live.tick(PATIENCE_S)
     assert (world.version(1).deploy_attempts, world.live) == (0, 0), "that says nothing about the version"
     engine.lacks.clear()
     engine.at_reload = lambda: None
     engine.restart()
-    live.tick()
+    live.tick(PATIENCE_S)
     assert (world.live, engine.label) == (1, "default-v1")
 
 
@@ -291,7 +293,7 @@ def test_an_engine_that_cannot_do_it_says_what_to_do(
     world: World, engine: FakeEngine, deployer: Make, lacks: set[str], tells: bool, why: str
 ) -> None:
     engine.lacks, engine.tells_versions = lacks, tells
-    deployer(engine.url).tick()
+    deployer(engine.url).tick(PATIENCE_S)
     assert world.live is None
     assert why in str(world.deployment(0).error)
 
@@ -300,12 +302,12 @@ def test_replicas_are_swapped_one_after_the_other_and_requests_go_where_somethin
     world: World, engine: FakeEngine, second_engine: FakeEngine, deployer: Make
 ) -> None:
     tick = deployer(engine.url, second_engine.url).tick
-    tick(60)
-    tick(60)
+    tick(PATIENCE_S)
+    tick(PATIENCE_S)
     assert world.live == 0
     world.add_version(1)
     second_engine.rejects.add("default-v1")
-    tick(60)
+    tick(PATIENCE_S)
     assert world.live == 0, "not before it is verified everywhere"
     rows = {}
     with world.database.read() as session:
@@ -313,7 +315,7 @@ def test_replicas_are_swapped_one_after_the_other_and_requests_go_where_somethin
     assert rows == {engine.url: 1, second_engine.url: 0}, "the first has nothing else any more"
     second_engine.rejects.clear()
     let_time_pass(world)
-    tick(60)
+    tick(PATIENCE_S)
     assert world.live == 1
 
 
@@ -338,7 +340,7 @@ def test_a_crowded_engine_keeps_its_adapters_and_says_so(
     other = World(world.database, tmp_path / "other", name="other")
     one = deployer(engine.url)
     for _ in range(2):
-        one.tick()
+        one.tick(PATIENCE_S)
     with world.database.read() as session:
         live = {policy.name: policy.live for policy in session.scalars(select(Policy))}
         events = session.scalars(select(Event.kind)).all()
