@@ -13,12 +13,13 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from app.db.models import Policy
+from app.db.repositories.deployments import SWAP_STUCK_S
 from app.db.repositories.replicas import RouteRow, is_swapped, is_unserved, routes, swap_age_s
 from app.db.session import Database
 from app.errors import ApiError, NotFound, RateLimited, Unavailable
 
 RETRY_AFTER_S = "2"
-SWAP_WAIT_S = 120.0
+SWAP_WAIT_S = SWAP_STUCK_S
 """A request waits so long for a swap of weights: longer than a swap that fails at its slowest step, and is undone."""
 SWAP_POLL_S = 0.05
 """How often one process asks whether a swap has ended, for all requests that wait for it."""

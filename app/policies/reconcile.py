@@ -162,6 +162,8 @@ class ReplicaPass:
             self._read_before(step)
             with self._database.write() as session:
                 if step.own_weights:
+                    if deployments.another_is_closed(session, self._replica.id, step.version.policy_id):
+                        return False
                     served = deployments.close_for_swap(session, self._replica.id)
                 deployments.start_deployment(session, self._replica.id, step.version.id)
             outcome = self._try(step)

@@ -20,6 +20,9 @@ from app.rollouts.states import DeploymentState, VersionStatus
 WINDOW = 8
 """So many versions that have been live stay loaded on every replica, besides the pinned ones."""
 
+SWAP_STUCK_S = 120.0
+"""A swap that began longer ago has no process at work on it any more: each step of one has 60 s, and most take none."""
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -101,6 +104,18 @@ def start_deployment(session: Session, replica_id: UUID, version_id: UUID) -> No
     # its last error stays until it is verified
     row.verdict = row.score = row.distance = row.loaded_at = row.paused_ms = row.closed_ms = None
     row.updated_at = clock(session)
+
+
+def another_is_closed(session: Session, replica_id: UUID, policy_id: UUID) -> bool:
+    """Whether a swap is under way on another healthy replica of the policy, which is locked: one at a time, so that the
+    others serve meanwhile."""
+    policy = lock_policy(session, policy_id)
+    since = clock(session) - timedelta(seconds=SWAP_STUCK_S)
+    return any(
+        replica.healthy and replica.swap_began_at is not None and replica.swap_began_at > since
+        for replica in replicas_for(session, policy.base_model)
+        if replica.id != replica_id
+    )
 
 
 def close_for_swap(session: Session, replica_id: UUID) -> PolicyVersion | None:

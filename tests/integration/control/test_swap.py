@@ -302,14 +302,14 @@ def test_replicas_are_swapped_one_after_the_other_and_requests_go_where_somethin
     world: World, engine: FakeEngine, second_engine: FakeEngine, deployer: Make
 ) -> None:
     tick = deployer(engine.url, second_engine.url).tick
-    tick(PATIENCE_S)
-    tick(PATIENCE_S)
+    for _ in range(3):
+        tick(PATIENCE_S)
     assert world.live == 0
     world.add_version(1)
     second_engine.rejects.add("default-v1")
-    tick(PATIENCE_S)
+    for _ in range(3):
+        tick(PATIENCE_S)
     assert world.live == 0, "not before it is verified everywhere"
-    rows = {}
     with world.database.read() as session:
         rows = {row.url: row.version for row in routing.candidates(session, world.policy_id, None)}
     assert rows == {engine.url: 1, second_engine.url: 0}, "the first has nothing else any more"
@@ -317,6 +317,26 @@ def test_replicas_are_swapped_one_after_the_other_and_requests_go_where_somethin
     let_time_pass(world)
     tick(PATIENCE_S)
     assert world.live == 1
+
+
+def test_while_one_replica_is_closed_the_others_serve(
+    world: World, engine: FakeEngine, second_engine: FakeEngine, deployer: Make
+) -> None:
+    tick = deployer(engine.url, second_engine.url).tick
+    for _ in range(3):
+        tick(PATIENCE_S)
+    world.add_version(1)
+    open_ones: list[int] = []
+
+    def count_open() -> None:
+        with world.database.read() as session:
+            open_ones.append(len(routing.candidates(session, world.policy_id, None)))
+
+    engine.at_reload = second_engine.at_reload = count_open
+    for _ in range(3):
+        tick(PATIENCE_S)
+    assert world.live == 1
+    assert open_ones == [1, 1]
 
 
 @pytest.mark.parametrize(("first", "second"), [("full", "lora"), ("lora", "full"), ("full", "full")])
