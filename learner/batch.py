@@ -108,7 +108,7 @@ def _trajectory(
         behaviour_logprobs=torch.tensor(np.concatenate([i.logprobs for i in interactions]), dtype=torch.float32),
         rewards=torch.tensor(rewards, dtype=torch.float32),
         temperatures=per_token([i.temperature for i in interactions], torch.float32),
-        staleness=per_token([i.staleness for i in interactions], torch.int64),
+        staleness=torch.tensor(np.concatenate([i.token_staleness for i in interactions]), dtype=torch.int64),
         interaction_index=per_token(trained, torch.int64),
         rollout_action_tokens=rollout_action_tokens,
         rollout_return=rollout.total_return,

@@ -48,6 +48,8 @@ def _replicas(session: Session) -> list[Json]:
             "removed": replica.removed,
             "error": replica.error,
             "base_model": replica.base_model,
+            "weights": replica.weights,
+            "swap_began_at": moment(replica.swap_began_at),
             "seen_at": moment(replica.seen_at),
             "deployments": [
                 {
@@ -58,6 +60,8 @@ def _replicas(session: Session) -> list[Json]:
                     "verdict": deployment.verdict,
                     "score": deployment.score,
                     "distance": deployment.distance,
+                    "paused_ms": deployment.paused_ms,
+                    "closed_ms": deployment.closed_ms,
                     "error": deployment.error,
                     "loaded_at": moment(deployment.loaded_at),
                 }

@@ -199,7 +199,9 @@ class Interaction(Base):
     rollout_id: Mapped[UUID] = mapped_column(ForeignKey("rollouts.id"))
     parent_id: Mapped[UUID | None] = mapped_column(ForeignKey("interactions.id"))
     version: Mapped[int] = mapped_column(Integer)
-    """Number of the policy version whose adapter served it."""
+    """Number of the policy version that sampled it; of the oldest, where several did (see version_runs)."""
+    version_runs: Mapped[list[Any] | None]
+    """[[version, tokens], ...] in the order of the tokens, where weights were swapped under it; None: all by one."""
     new_prompt_ids: Mapped[npt.NDArray[np.int32]]
     """The prompt ids after the parent's last token; for a root, the whole prompt."""
     prompt_tokens: Mapped[int] = mapped_column(Integer)
@@ -316,6 +318,11 @@ class Replica(Base):
     seen_at: Mapped[datetime | None]
     base_model: Mapped[str | None] = mapped_column(Text)
     """The base model that it serves, as it last said itself: a directory or a hub name."""
+    weights: Mapped[str | None] = mapped_column(Text)
+    """For a policy that trains all weights: the label of those that it serves, as it last said itself (a version's
+    adapter name, or "default" since its start)."""
+    swap_began_at: Mapped[datetime | None]
+    """Set while its weights are swapped: nothing new is sent there, and requests wait for the end."""
     noise: Mapped[list[Any]] = mapped_column(JSON(), default=list)
     """Recent engine-against-learner noise figures of the canary, newest last."""
     removed: Mapped[bool] = mapped_column(Boolean, default=False)
@@ -341,6 +348,10 @@ class Deployment(Base):
     """<e, d> / <d, d>."""
     distance: Mapped[float | None] = mapped_column(Float)
     """|d|, nats."""
+    paused_ms: Mapped[float | None] = mapped_column(Float)
+    """All weights: how long the engine stood still for it. None for an adapter, which stops nobody."""
+    closed_ms: Mapped[float | None] = mapped_column(Float)
+    """All weights: how long new requests waited for it, the canary included."""
     error: Mapped[str | None] = mapped_column(Text)
     loaded_at: Mapped[datetime | None]
     updated_at: Mapped[datetime] = _created()

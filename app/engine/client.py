@@ -23,6 +23,7 @@ from app.engine.errors import (
     EngineUnreachable,
     InvalidForEngine,
     PromptTooLong,
+    WeightsRejected,
 )
 from app.engine.wire import CONNECT_TIMEOUT_S, REUSE_WITHIN_S, raise_for_error, transport_errors
 
@@ -41,6 +42,8 @@ __all__ = [
     "PromptTooLong",
     "Sampling",
     "ServedModel",
+    "WeightSpan",
+    "WeightsRejected",
 ]
 
 NO_LOGPROB = -9999.0
@@ -62,10 +65,13 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     """Beside the model's eos; the one sampled is the last of the token ids and not in the text."""
 
-    def body(self, model: str, prompt_ids: Sequence[int], *, stream: bool) -> dict[str, Any]:
-        """The JSON of /v1/completions. The model's own sampling defaults never apply: every field is sent."""
-        return {
-            "model": model,
+    def body(self, model: str | None, prompt_ids: Sequence[int], *, stream: bool) -> dict[str, Any]:
+        """The JSON of /v1/completions. The model's own sampling defaults never apply: every field is sent.
+
+        model: an adapter; None: the engine's own weights, and then which of them sampled a token is asked for.
+        """
+        whose = {"return_weight_versions": True} if model is None else {"model": model}
+        return whose | {
             "prompt": list(prompt_ids),
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
@@ -81,6 +87,14 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class WeightSpan:
+    """So many tokens in a row were sampled by the weights with this label."""
+
+    label: str
+    count: int
+
+
+@dataclass(frozen=True)
 class Delta:
     """What a stream adds: token ids, their log-probs, and text, which may lag behind the tokens."""
 
@@ -90,6 +104,8 @@ class Delta:
     text: str
     finish_reason: str | None
     stop_reason: int | str | None
+    weight_spans: tuple[WeightSpan, ...] | None = None
+    """On the last one, of the whole completion, if the engine's own weights were asked and it says so."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +134,9 @@ class EngineClient:
     async def aclose(self) -> None:
         await self._http.aclose()
 
-    async def complete(self, url: str, model: str, prompt_ids: Sequence[int], sampling: Sampling) -> EngineCompletion:
+    async def complete(
+        self, url: str, model: str | None, prompt_ids: Sequence[int], sampling: Sampling
+    ) -> EngineCompletion:
         with transport_errors(url):
             response = await self._http.post(
                 f"{url}/v1/completions", json=sampling.body(model, prompt_ids, stream=False)
@@ -140,7 +158,7 @@ class EngineClient:
             raise EngineError(f"{url} sent an answer that is no completion: {error!r}") from error
 
     async def stream(
-        self, url: str, model: str, prompt_ids: Sequence[int], sampling: Sampling
+        self, url: str, model: str | None, prompt_ids: Sequence[int], sampling: Sampling
     ) -> AsyncGenerator[Delta, None]:
         """Yields deltas as they are sampled, the last with a finish reason. Closing it frees the engine's slot."""
         request = self._http.build_request(
@@ -199,9 +217,18 @@ def _delta(url: str, payload: bytes) -> Delta | None:
             text=choice["text"],
             finish_reason=choice["finish_reason"],
             stop_reason=choice["stop_reason"],
+            weight_spans=weight_spans(choice),
         )
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise EngineError(f"{url} streamed something that is no completion chunk: {error!r}") from error
+
+
+def weight_spans(choice: dict[str, Any]) -> tuple[WeightSpan, ...] | None:
+    """Which weights sampled the choice's tokens (vLLM's weight_versions); None if it does not say."""
+    spans = choice.get("weight_versions")
+    if spans is None:
+        return None
+    return tuple(WeightSpan(str(span["version"]), int(span["end"]) - int(span["start"])) for span in spans)
 
 
 def _logprobs(choice: dict[str, Any]) -> list[float]:

@@ -1,11 +1,12 @@
-"""The engine protocol's control side, for deployment: health, models, adapters, a canary's probe. Sync."""
+"""The engine protocol's control side, for deployment: health, models, adapters, weights, a canary's probe. Sync."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 
-from app.engine.errors import AdapterNotLoaded, AdapterRejected, EngineError
+from app.engine.errors import AdapterNotLoaded, AdapterRejected, EngineError, WeightsRejected
 from app.engine.wire import CONNECT_TIMEOUT_S, REUSE_WITHIN_S, error_of, raise_for_error, transport_errors
 
 
@@ -73,16 +74,74 @@ class ControlClient:
             raise AdapterNotLoaded(error_of(response)[0])
         raise_for_error(response)
 
-    def top_logprobs(self, url: str, model: str, prompt_ids: Sequence[int], k: int = 20) -> dict[int, float]:
+    def is_paused(self, url: str) -> bool:
+        return bool(self._swap(url, "GET", "/is_paused")["is_paused"])
+
+    def pause(self, url: str) -> None:
+        """Freeze what runs and waits, and forget its KV: it is computed anew, by the weights of the day, on resume."""
+        self._swap(url, "POST", "/pause", params={"mode": "keep", "clear_cache": "true"})
+
+    def resume(self, url: str) -> None:
+        self._swap(url, "POST", "/resume")
+
+    def reload_weights(self, url: str, path: str) -> None:
+        """Load the model directory `path` in place of what is served. The engine must be paused.
+
+        Raises:
+            WeightsRejected: with the engine's reason. vLLM may have changed some of its weights by then.
+        """
+        self._swap(url, "POST", "/collective_rpc", json={"method": "reload_weights", "kwargs": {"weights_path": path}})
+
+    def label_weights(self, url: str, label: str) -> None:
+        """What completions will say of the weights that sampled them."""
+        self._swap(url, "POST", "/update_weight_version", json={"new_version": label})
+
+    def weight_label(self, url: str) -> str:
+        """The label that was set last; "default" on an engine that has not been told any since its start."""
+        return str(self._swap(url, "GET", "/weight_info")["weight_version"])
+
+    def sampled_by(self, url: str, prompt_ids: Sequence[int]) -> str | None:
+        """Sample one token from the engine's own weights: their label, as completions tell it; None if they do not."""
+        with transport_errors(url):
+            response = self._http.post(
+                f"{url}/v1/completions",
+                json={"prompt": list(prompt_ids), "max_tokens": 1, "return_weight_versions": True},
+            )
+        raise_for_error(response)
+        try:
+            spans = response.json()["choices"][0].get("weight_versions")
+            return None if not spans else str(spans[-1]["version"])
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise EngineError(f"{url} sent an answer that is no completion: {error!r}") from error
+
+    def _swap(self, url: str, method: str, path: str, **what: Any) -> dict[str, Any]:
+        with transport_errors(url):
+            response = self._http.request(method, f"{url}{path}", **what)
+        if response.status_code == httpx.codes.NOT_FOUND:
+            raise WeightsRejected(
+                f"{url} has no {path}: a policy that trains all weights needs vLLM 0.33 or newer, started with "
+                "VLLM_SERVER_DEV_MODE=1, or the embedded engine"
+            )
+        if response.status_code != httpx.codes.OK:
+            raise WeightsRejected(f"{url}{path} answered {response.status_code}: {error_of(response)[0]}")
+        try:
+            answer: dict[str, Any] = response.json()
+        except ValueError as error:
+            raise EngineError(f"{url}{path} sent an answer that is no JSON: {error!r}") from error
+        return answer
+
+    def top_logprobs(self, url: str, model: str | None, prompt_ids: Sequence[int], k: int = 20) -> dict[int, float]:
         """The k most likely next tokens after `prompt_ids` with their log-probs at temperature 1; k is at most 20.
+
+        model: an adapter; None: the engine's own weights.
 
         The sampled token is reported too, so there may be k + 1; the caller compares the ids that all lists share.
         """
         with transport_errors(url):
             response = self._http.post(
                 f"{url}/v1/completions",
-                json={
-                    "model": model,
+                json=({} if model is None else {"model": model})
+                | {
                     "prompt": list(prompt_ids),
                     "max_tokens": 1,
                     "temperature": 1.0,

@@ -21,6 +21,10 @@ class AdapterRejected(EngineError):
     """The engine refused to load an adapter; the reason is the engine's own."""
 
 
+class WeightsRejected(EngineError):
+    """The engine did not take other weights, or cannot swap them at all; the reason says what to do."""
+
+
 class EngineOverloaded(EngineError):
     """The waiting queue is full (503): nothing was sampled, try again later."""
 

@@ -11,6 +11,7 @@ _SKIPPED = {
     SkipReason.NO_ACTION_TOKENS: "it has no sampled token",
     SkipReason.OFF_DISTRIBUTION_SAMPLING: "its requests sampled with more than temperature, max_tokens, stop and seed",
     SkipReason.MISSING_LOGPROBS: "the engine gave no usable log-probs for it",
+    SkipReason.UNKNOWN_WEIGHTS: "the engine did not say, or not in a way that fits, which version sampled it",
     SkipReason.ABORTED: "its requests were aborted",
     SkipReason.AFTER_CLOSE: "its requests came after its close",
     SkipReason.ENVIRONMENT_ERROR: "its environment failed",

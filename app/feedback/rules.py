@@ -30,6 +30,7 @@ from app.errors import Conflict, InvalidRequest, NotFound
 from app.feedback.messages import describe
 from app.policies.learning import stored_max_staleness
 from app.rollouts.lifecycle import settle, transition
+from app.rollouts.provenance import sampled_versions
 from app.rollouts.reach import find_rollout, may_reach
 from app.rollouts.rewards import count_feedback
 from app.rollouts.states import FeedbackStatus, InteractionState, RolloutState, SkipReason
@@ -234,9 +235,10 @@ def _is_in_time(session: Session, rollout: Rollout, feedback: Feedback) -> bool:
         return False
     policy = session.get_one(Policy, rollout.policy_id)
     versions = [
-        row.version
+        version
         for row in interaction_outcomes(session, [rollout.id])[rollout.id]
         if row.state == InteractionState.COMPLETED and row.reason is None
+        for version in sampled_versions(row.version, row.version_runs)
     ]
     if policy.head is None or not versions:
         return False

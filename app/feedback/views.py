@@ -11,7 +11,7 @@ from app.db.repositories.feedback import REWARD
 from app.db.repositories.pages import feedback_of
 from app.db.repositories.updates import whole_interactions
 from app.feedback.messages import explain
-from app.rollouts.states import FeedbackStatus
+from app.rollouts.states import FeedbackStatus, SkipReason
 
 Json = dict[str, Any]
 
@@ -59,6 +59,10 @@ def interaction_view(interaction: Interaction, feedback: Sequence[Feedback]) -> 
         "id": str(interaction.id),
         "parent_id": str(interaction.parent_id) if interaction.parent_id else None,
         "version": interaction.version,
+        "version_runs": [
+            {"version": number, "tokens": tokens}
+            for number, tokens in interaction.version_runs or _one_run(interaction)
+        ],
         "state": interaction.state,
         "trainable": interaction.reason is None,
         "reason": interaction.reason,
@@ -72,6 +76,12 @@ def interaction_view(interaction: Interaction, feedback: Sequence[Feedback]) -> 
         "first_token_at": moment(interaction.first_token_at),
         "ended_at": moment(interaction.ended_at),
     }
+
+
+def _one_run(interaction: Interaction) -> list[tuple[int, int]]:
+    tokens = 0 if interaction.completion_ids is None else len(interaction.completion_ids)
+    known = interaction.reason != SkipReason.UNKNOWN_WEIGHTS
+    return [(interaction.version, tokens)] if tokens and known else []
 
 
 def _feedback_view(row: Feedback) -> Json:

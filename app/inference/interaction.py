@@ -39,6 +39,7 @@ from app.rollouts.lifecycle import (
     begin_interaction,
     complete_interaction,
 )
+from app.rollouts.provenance import Labelled
 from app.service import Service
 
 STREAM_END_S = 1.0
@@ -74,6 +75,7 @@ class RunningInteraction:
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.text = ""
+        self.labelled: Labelled | None = None
         self.finish_reason: str | None = None
         self._service = service
         self._route = route
@@ -131,7 +133,8 @@ class RunningInteraction:
             try:
                 self._first = await self._next()
             except (EngineUnreachable, EngineOverloaded, EngineBroke) as error:
-                avoid.add(self._route.url)
+                if not (isinstance(error, EngineOverloaded) and await self._was_paused()):
+                    avoid.add(self._route.url)
                 await self._reroute(error, avoid)
             except AdapterNotLoaded as error:
                 if self._pinned or reloaded:
@@ -154,6 +157,8 @@ class RunningInteraction:
                 gave_up = EngineError(f"it ended the completion with the reason {delta.finish_reason!r}")
                 raise gateway_error(gave_up, pinned=self._pinned)
             self.finish_reason = delta.finish_reason
+            if delta.finish_reason is not None and self._route.own_weights:
+                self.labelled = tuple((span.label, span.count) for span in delta.weight_spans or ())
             yield delta
             if delta.finish_reason is not None:
                 return
@@ -226,7 +231,7 @@ class RunningInteraction:
         """The engine's next delta. Raises EngineError, or RequestTimedOut at the deadline."""
         if self._stream is None:
             self._stream = self._service.engine.stream(
-                self._route.url, self._route.adapter_name, self.call.prompt_ids, self.call.sampling
+                self._route.url, self._route.model, self.call.prompt_ids, self.call.sampling
             )
         limit = self._service.settings.request_timeout_s
         try:
@@ -237,6 +242,9 @@ class RunningInteraction:
                 f"The completion took longer than {limit:g} s and was stopped: ask for fewer tokens.",
                 code="request_timeout",
             ) from None
+
+    async def _was_paused(self) -> bool:
+        return await self._service.router.refused_for_swap(self.call.target.policy.id, self._route)
 
     async def _reroute(self, error: EngineError, avoid: set[str]) -> None:
         self._route.release()
@@ -265,6 +273,7 @@ class RunningInteraction:
             version=self._route.version,
             replica=self._route.url,
             first_token_at=self._first_token_at,
+            labelled=self.labelled,
         )
 
     def _abort_begun(self, row: asyncio.Future[Begun], detail: str) -> None:

@@ -9,7 +9,7 @@ from app.auth import may_use
 from app.db.models import ApiKey, Policy
 from app.db.repositories.policies import get_policy
 from app.db.repositories.replicas import RouteRow
-from app.engine.replicas import candidates
+from app.engine.replicas import WeightsSwapping, candidates
 from app.errors import ApiError, Forbidden, NotFound
 from app.inference.render import ChatRenderer
 from app.service import Service
@@ -38,6 +38,8 @@ async def find_target(service: Service, key: ApiKey, model: str) -> Target:
     """
     name, number = policy_and_number(model)
     policy, routes = await service.read(lambda session: _policy_and_routes(session, key, name, number))
+    if isinstance(routes, WeightsSwapping):
+        routes = await service.router.rows(policy.id, number)
     renderer = await service.renderers.get(policy.base_model)
     if isinstance(routes, ApiError):  # only now: what cannot be read will never be loaded either, and says more
         raise routes

@@ -42,6 +42,12 @@ class Comparison:
     """|e - d| / sqrt(tokens), nats: what separates engine and learner, per token."""
     tokens: int
 
+    def in_words(self) -> str:
+        return (
+            f"the canary's score is {self.score or 0.0:.2f} (1 = the version is served, 0 = the reference still is) "
+            f"at a distance of {self.distance:.3f} nats over {self.tokens} tokens"
+        )
+
 
 def compare(
     engine_version: Sequence[Reading],

@@ -19,7 +19,7 @@ from app.db.repositories.policies import list_policies
 from app.db.repositories.replicas import is_unserved
 from app.db.session import Database
 from app.engine.control_client import ControlClient
-from app.policies.canary import Reading
+from app.policies.readings import Readings
 from app.policies.reconcile import ReplicaPass
 
 PROBE_TIMEOUT_S = 5.0
@@ -44,7 +44,8 @@ class Deployer:
         self._work = ControlClient(WORK_TIMEOUT_S)
         self._pool = ThreadPoolExecutor(MAX_REPLICAS_AT_ONCE, thread_name_prefix="replica")
         self._running: dict[UUID, Future[None]] = {}
-        self._readings: dict[UUID, dict[str, list[Reading]]] = {}
+        self._readings: dict[UUID, Readings] = {}
+        self._crowded: set[UUID] = set()
         self._unserved: set[UUID] = set()
 
     def tick(self, wait_s: float = 2.0) -> None:
@@ -54,13 +55,14 @@ class Deployer:
         """
         for replica in self._replicas():
             if replica.id not in self._running:
-                readings = self._readings.setdefault(replica.id, {})
+                readings = self._readings.setdefault(replica.id, Readings(replica.url))
                 one = ReplicaPass(self._database, self._probe, self._work, replica, self._owner, readings)
                 self._running[replica.id] = self._pool.submit(one.run)
         ended, _ = wait(self._running.values(), timeout=wait_s)
         self._running = {key: future for key, future in self._running.items() if future not in ended}
         self._promote()
         self._tell_unserved()
+        self._tell_crowded()
         for future in ended:
             future.result()
 
@@ -102,3 +104,20 @@ class Deployer:
             with self._database.write() as session:
                 add_event(session, "base_model_not_served", message, policy_id=policy_id)
         self._unserved = unserved
+
+    def _tell_crowded(self) -> None:
+        """Say it once: such a policy is not deployed. Creating one is refused; here, it came another way."""
+        with self._database.read() as session:
+            crowded = {policy.id: policy for policy in deployments.crowded_policies(session)}
+        for policy_id, policy in crowded.items():
+            if policy_id in self._crowded:
+                continue
+            message = (
+                f"The policy {policy.name} trains all weights of {policy.base_model}, which other policies use too: "
+                "an engine has one set of weights, so it is not deployed. Give it a copy of the model in another "
+                "directory, and an engine of its own that is started on it."
+            )
+            log.error("full_policy_not_alone", policy=policy.name, base_model=policy.base_model)
+            with self._database.write() as session:
+                add_event(session, "full_policy_not_alone", message, policy_id=policy_id)
+        self._crowded = set(crowded)

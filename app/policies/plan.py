@@ -20,6 +20,8 @@ class Step:
     version: PolicyVersion
     reference: PolicyVersion | None
     probes: Sequence[Sequence[int]]
+    own_weights: bool = False
+    """It takes the place of the engine's own weights, for which new requests wait; else it is one more adapter."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ def make_plan(wanted: Sequence[Wanted], deployments: Mapping[UUID, Deployment], 
     steps: list[tuple[int, Step]] = []
     for policy in wanted:
         keep |= {version.adapter_name for version in _kept(policy, deployments)}
-        tiered = next(_steps(policy, deployments, now), None)
+        steps_of = _swaps if policy.own_weights else _steps
+        tiered = next(steps_of(policy, deployments, now), None)
         if tiered is not None:
             steps.append(tiered)
     _, step = min(steps, key=lambda tiered: tiered[0], default=(0, None))
@@ -73,6 +76,24 @@ def _steps(policy: Wanted, deployments: Mapping[UUID, Deployment], now: datetime
             yield min(tier, 2), Step(version, ready, policy.probes or ())
         elif _due(ready, deployments, now):
             yield min(tier, 2), Step(ready, None, ())
+
+
+def _swaps(policy: Wanted, deployments: Mapping[UUID, Deployment], now: datetime) -> Iterator[tuple[int, Step]]:
+    """The same for an engine with one version at a time: the newest candidate while it is due, else the live one.
+
+    A candidate is only tried where something else is served, so that what it replaces can be put back. The reference
+    need not be loaded: what the engine said under it is remembered. A live version that comes back is compared with
+    one before it.
+    """
+    live, candidate = policy.live, policy.candidate
+    if _verified(candidate, deployments):
+        return
+    serves = any(row.state == DeploymentState.VERIFIED for row in deployments.values())
+    if candidate is not None and (live is None or serves) and _due(candidate, deployments, now):
+        yield 1, Step(candidate, live, policy.probes or (), own_weights=True)
+    elif live is not None and not _verified(live, deployments) and _due(live, deployments, now):
+        reference = next((version for version in policy.others if version.number < live.number), policy.zero)
+        yield 0, Step(live, None if reference is live else reference, policy.probes or (), own_weights=True)
 
 
 def _due(version: PolicyVersion, deployments: Mapping[UUID, Deployment], now: datetime) -> bool:

@@ -1,13 +1,9 @@
 """One pass over one replica: make what it has loaded match the plan. No transaction is open while HTTP runs."""
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from threading import Event, Thread
+from enum import Enum, auto
 from time import monotonic
 
 import structlog
-from sqlalchemy.exc import SQLAlchemyError
 
 from app.db.models import PolicyVersion, Replica
 from app.db.repositories import deployments, replicas
@@ -22,20 +18,34 @@ from app.engine.errors import (
     EngineOverloaded,
     EngineSlow,
     EngineUnreachable,
+    WeightsRejected,
 )
-from app.policies.canary import Comparison, Reading, Verdict, compare, judge, rejects, with_sample
+from app.policies.canary import Comparison, Verdict, compare, judge, rejects, with_sample
+from app.policies.ownership import Ownership
 from app.policies.plan import Plan, Step, make_plan
+from app.policies.readings import Readings
+from app.policies.swap import swap_weights
 
+SWAP_RETRY_S = 30.0
+"""A swap that was undone because the engine was busy closes the replica again not before so long."""
 BACKOFF_S = (5.0, 30.0, 0.0)
 """Three tries: so long after each failed one; after the last the candidate is rejected."""
 SILENCE_S = 15.0
 """An engine that accepts connections but answers late stays healthy this long."""
 PASS_S = 5.0
 """No new step begins after this long; the next tick goes on."""
-OWNED_S = 20.0
-"""Renewed while the pass runs."""
 
 log = structlog.get_logger()
+
+
+class Outcome(Enum):
+    """Of one version on one engine."""
+
+    SERVED = auto()
+    FAILED = auto()
+    POSTPONED = auto()
+    LOST = auto()
+    """The engine is gone."""
 
 
 class ReplicaPass:
@@ -43,7 +53,7 @@ class ReplicaPass:
     probe: a client with a short timeout, for health and what is loaded.
     work: one with a longer timeout, for loads and the canary.
     owner: this process; the replica's row is owned while the pass runs.
-    readings: what the canary has read of adapters that are loaded there, kept between passes.
+    readings: what the canary has read there, kept between passes.
     """
 
     def __init__(
@@ -53,76 +63,67 @@ class ReplicaPass:
         work: ControlClient,
         replica: Replica,
         owner: str,
-        readings: dict[str, list[Reading]],
+        readings: Readings,
     ):
         self._database = database
         self._probe = probe
         self._work = work
         self._replica = replica
         self._url = replica.url
-        self._owner = owner
+        self._ownership = Ownership(database, replica, owner)
         self._base_model: str | None = None
         self._loaded: set[str] = set()
+        """Adapters."""
+        self._weights: str | None = None
+        """The label of the engine's own weights, where a policy trains them."""
+        self._trains_weights = False
+        self._paused_ms: float | None = None
         self._readings = readings
 
     def run(self) -> None:
-        if not self._own():
+        if not self._ownership.take():
             return
-        try:
-            with self._owning():
-                if self._look():
-                    self._converge()
-        finally:
-            with self._database.write() as session:
-                replicas.release_replica(session, self._replica.id, self._owner)
-
-    def _own(self) -> bool:
-        with self._database.write() as session:
-            return replicas.take_replica(session, self._replica.id, self._owner, OWNED_S)
-
-    @contextmanager
-    def _owning(self) -> Iterator[None]:
-        """One call may take longer than an ownership lasts, which is short so that a killed process blocks nobody."""
-        ended = Event()
-
-        def renew() -> None:
-            while not ended.wait(OWNED_S / 4):
-                try:
-                    self._own()
-                except SQLAlchemyError as error:
-                    log.warning("replica_not_renewed", replica=self._url, error=str(error))
-
-        keeper = Thread(target=renew, name="replica-owner", daemon=True)
-        keeper.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            keeper.join()
+        with self._ownership.kept():
+            if self._look():
+                self._converge()
 
     def _look(self) -> bool:
         """Whether it answers; notes what it serves."""
         try:
             served = self._probe.models(self._url)
+            self._base_model = next((model.root for model in served if model.parent is None), None)
+            self._weights = self._label()
         except EngineError as error:
             grace_s = 0.0 if isinstance(error, EngineUnreachable) else SILENCE_S
             with self._database.write() as session:
                 replicas.note_unreachable(session, self._replica.id, error.message, grace_s=grace_s)
             return False
-        self._base_model = next((model.root for model in served if model.parent is None), None)
         self._loaded = {model.id for model in served if model.parent is not None}
-        for name in self._readings.keys() - self._loaded:
-            del self._readings[name]
         with self._database.write() as session:
-            replicas.note_reachable(session, self._replica.id, self._base_model, self._loaded)
+            replicas.note_reachable(session, self._replica.id, self._base_model, self._loaded, self._weights)
+        self._readings.keep(self._loaded, whole_models=self._trains_weights)
         return True
+
+    def _label(self) -> str | None:
+        """Whose the engine's own weights are. None: no policy trains them; or it is paused, by a process that died
+        over it, and nobody knows: then they are loaded anew, which resumes it."""
+        with self._database.read() as session:
+            wanted = deployments.wanted(session, self._base_model)
+        self._trains_weights = any(policy.own_weights for policy in wanted)
+        if not self._trains_weights:
+            return None
+        try:
+            return None if self._probe.is_paused(self._url) else self._probe.weight_label(self._url)
+        except WeightsRejected as error:  # it cannot: the next step meets that too, and says so
+            log.warning("weights_unknown", replica=self._url, error=error.message)
+            return None
 
     def _converge(self) -> None:
         until = monotonic() + PASS_S
         while True:
             plan = self._plan()
             self._unload(plan)
-            if plan.step is None or monotonic() > until or not self._own() or not self._take(plan.step):
+            if plan.step is None or monotonic() > until or not self._ownership.take() or not self._take(plan.step):
                 return
 
     def _plan(self) -> Plan:
@@ -151,27 +152,89 @@ class ReplicaPass:
         self._loaded.discard(name)
 
     def _take(self, step: Step) -> bool:
-        """Load and check one version. False: the engine cannot be worked with now."""
-        version = step.version
-        with self._database.write() as session:
-            deployments.start_deployment(session, self._replica.id, version.id)
+        """Load and check one version. False: the engine cannot be worked with now.
+
+        Own weights: those that were served are put back if the new ones fail. An engine that is lost in the middle is
+        found closed, and perhaps paused, by the next look at it; then its live version is loaded.
+        """
+        served = None
         try:
-            if version.adapter_name not in self._loaded:
+            self._read_before(step)
+            with self._database.write() as session:
+                if step.own_weights:
+                    if deployments.another_is_closed(session, self._replica.id, step.version.policy_id):
+                        return False
+                    served = deployments.close_for_swap(session, self._replica.id)
+                deployments.start_deployment(session, self._replica.id, step.version.id)
+            outcome = self._try(step)
+        except EngineUnreachable as error:  # the next look at it says so
+            log.warning("engine_lost", replica=self._url, adapter=step.version.adapter_name, error=error.message)
+            return False
+        if outcome is not Outcome.SERVED and outcome is not Outcome.LOST and served is not None:
+            self._put_back(served)
+        return outcome in (Outcome.SERVED, Outcome.FAILED)
+
+    def _try(self, step: Step) -> Outcome:
+        version = step.version
+        try:
+            if step.own_weights:
+                self._swap(version)
+            elif version.adapter_name not in self._loaded:
                 self._load(version)
             comparison = self._compare(step)
-        except EngineUnreachable as error:  # the next look at it says so
-            log.warning("engine_lost", replica=self._url, adapter=version.adapter_name, error=error.message)
-            return False
+        except EngineUnreachable:
+            raise
         except (EngineOverloaded, EngineSlow) as error:
-            self._postpone(version, error.message)
-            return False
+            self._postpone(step, error.message)
+            return Outcome.POSTPONED
         except EngineError as error:
             if not self._probe.health(self._url):
-                return False  # it died under our hands: that says nothing about the version
+                return Outcome.LOST  # it died under our hands: that says nothing about the version
             self._fail(version, error.message, None)
-            return True
-        self._judge(version, comparison)
-        return True
+            return Outcome.FAILED
+        return self._judge(version, comparison)
+
+    def _swap(self, version: PolicyVersion) -> None:
+        self._weights = None
+        self._paused_ms = swap_weights(self._work, self._url, version)
+        self._weights = version.adapter_name
+        self._readings.drop(version.adapter_name)
+
+    def _read_before(self, step: Step) -> None:
+        """The reference's readings, while the engine still has its weights. An engine that is busy keeps them unread,
+        and the version unchecked."""
+        reference = step.reference
+        if not step.own_weights or not step.probes or reference is None or self._weights != reference.adapter_name:
+            return
+        try:
+            self._readings.take(self._work, reference.adapter_name, step)
+        except (EngineOverloaded, EngineSlow) as error:
+            log.warning("reference_not_read", replica=self._url, adapter=reference.adapter_name, error=error.message)
+
+    def _put_back(self, version: PolicyVersion) -> None:
+        try:
+            self._swap(version)
+        except EngineError as error:
+            log.error("weights_not_put_back", replica=self._url, adapter=version.adapter_name, error=error.message)
+            message = (
+                f"version {version.number} could not be put back on {self._url}, which serves nothing until it is: "
+                f"{error.message}"
+            )
+            with self._database.write() as session:
+                add_event(session, "weights_not_put_back", message, policy_id=version.policy_id)
+            return
+        with self._database.write() as session:
+            deployments.finish_deployment(
+                session,
+                self._replica.id,
+                version.id,
+                verdict=Verdict.UNCHECKED,
+                score=None,
+                distance=None,
+                noise=None,
+                paused_ms=self._paused_ms,
+            )
+        log.info("weights_put_back", replica=self._url, adapter=version.adapter_name)
 
     def _load(self, version: PolicyVersion) -> None:
         try:
@@ -187,29 +250,21 @@ class ReplicaPass:
         """None: there is nothing to compare with."""
         if step.reference is None or not step.probes or not step.version.probe or not step.reference.probe:
             return None
+        if step.own_weights and self._readings.known(step.reference.adapter_name) is None:
+            return None
         return compare(
-            self._read(step.version.adapter_name, step.probes),
-            self._read(step.reference.adapter_name, step.probes),
+            self._readings.take(self._work, step.version.adapter_name, step),
+            self._readings.take(self._work, step.reference.adapter_name, step),
             [dict(position) for position in step.version.probe],
             [dict(position) for position in step.reference.probe],
         )
 
-    def _read(self, adapter: str, probes: Sequence[Sequence[int]]) -> list[Reading]:
-        """Once per load. The first alone, so that the others find their shared prefix computed, in one batch."""
-        if adapter not in self._readings:
-            first, *others = ((self._url, adapter, prompt) for prompt in probes)
-            reading: list[Reading] = [self._work.top_logprobs(*first)]
-            with ThreadPoolExecutor(len(probes)) as pool:
-                reading += pool.map(lambda asked: self._work.top_logprobs(*asked), others)
-            self._readings[adapter] = reading
-        return self._readings[adapter]
-
-    def _judge(self, version: PolicyVersion, comparison: Comparison | None) -> None:
+    def _judge(self, version: PolicyVersion, comparison: Comparison | None) -> Outcome:
         noise = list(self._replica.noise)
         verdict = Verdict.UNCHECKED if comparison is None else judge(comparison, noise)
         if comparison is not None and rejects(verdict, noise):
-            self._fail(version, _in_words(comparison), comparison)
-            return
+            self._fail(version, comparison.in_words(), comparison)
+            return Outcome.FAILED
         if comparison is not None:
             self._replica.noise = with_sample(noise, comparison, verdict)
         with self._database.write() as session:
@@ -221,21 +276,24 @@ class ReplicaPass:
                 score=comparison.score if comparison else None,
                 distance=comparison.distance if comparison else None,
                 noise=self._replica.noise,
+                paused_ms=self._paused_ms,
             )
             if comparison is not None and verdict is Verdict.FAILED:
                 add_event(
                     session,
                     "canary_alarm",
-                    f"version {version.number} on {self._url}: {_in_words(comparison)}; served all the same, since the "
+                    f"version {version.number} on {self._url}: {comparison.in_words()}; served all the same, since the "
                     f"noise of only {len(noise)} versions has been measured",
                     policy_id=version.policy_id,
                 )
             deployments.go_live(session, version.policy_id)
         log.info("version_deployed", replica=self._url, adapter=version.adapter_name, verdict=verdict,
                  score=comparison and comparison.score)  # fmt: skip
+        return Outcome.SERVED
 
-    def _postpone(self, version: PolicyVersion, error: str) -> None:
+    def _postpone(self, step: Step, error: str) -> None:
         """A busy engine says nothing about the version: no try is counted. In words that stay the same meanwhile."""
+        version = step.version
         log.warning("deployment_postponed", replica=self._url, adapter=version.adapter_name, error=error)
         with self._database.write() as session:
             deployments.postpone_deployment(
@@ -243,6 +301,7 @@ class ReplicaPass:
                 self._replica.id,
                 version,
                 f"{self._url} is too busy to load and check it; it is tried again until the engine answers in time",
+                retry_s=SWAP_RETRY_S if step.own_weights else None,
             )
 
     def _fail(self, version: PolicyVersion, error: str, comparison: Comparison | None) -> None:
@@ -258,13 +317,6 @@ class ReplicaPass:
                 distance=comparison.distance if comparison else None,
                 backoff_s=BACKOFF_S,
             )
-        self._readings.pop(version.adapter_name, None)
+        self._readings.drop(version.adapter_name)
         if version.adapter_name in self._loaded:
             self._drop(version.adapter_name)
-
-
-def _in_words(comparison: Comparison) -> str:
-    return (
-        f"the canary's score is {comparison.score or 0.0:.2f} (1 = the version is served, 0 = the reference still is) "
-        f"at a distance of {comparison.distance:.3f} nats over {comparison.tokens} tokens"
-    )

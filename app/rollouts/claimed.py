@@ -20,7 +20,7 @@ class ClaimedInteraction:
     id: UUID
     parent_id: UUID | None
     version: int
-    """Number of the policy version that sampled the completion."""
+    """Number of the policy version that sampled the completion; of the oldest, where several did."""
     staleness: int
     """Policy steps on the parent chain from that version to the head of the claim."""
     new_prompt_ids: Tokens
@@ -33,6 +33,14 @@ class ClaimedInteraction:
     reward: float
     skip_reason: SkipReason | None
     """Not None: context only, none of its tokens is trained."""
+    staleness_runs: tuple[tuple[int, int], ...] = ()
+    """((staleness, tokens), ...) in the order of the tokens, where several versions sampled it; empty: all alike."""
+
+    @property
+    def token_staleness(self) -> npt.NDArray[np.int64]:
+        """(n,) int64: policy steps from the version that sampled each completion token to the head of the claim."""
+        runs = self.staleness_runs or ((self.staleness, len(self.completion_ids)),)
+        return np.repeat([steps for steps, _ in runs], [tokens for _, tokens in runs])
 
 
 @dataclass(frozen=True)

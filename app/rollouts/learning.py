@@ -237,6 +237,7 @@ def _claimed(interaction: Interaction, chain: dict[int, int], head: int, reward:
         version=interaction.version,
         # context off the parent chain has no count of steps; nothing is trained with it
         staleness=chain.get(interaction.version, head - interaction.version),
+        staleness_runs=tuple((chain.get(number, head - number), n) for number, n in interaction.version_runs or ()),
         new_prompt_ids=interaction.new_prompt_ids,
         completion_ids=np.zeros(0, np.int32) if interaction.completion_ids is None else interaction.completion_ids,
         logprobs=np.zeros(0, np.float32) if interaction.logprobs is None else interaction.logprobs,

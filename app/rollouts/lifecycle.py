@@ -24,6 +24,7 @@ from app.db.types import clock
 from app.errors import Conflict, NotFound
 from app.rollouts.claimed import Logprobs, Tokens
 from app.rollouts.parents import find_parent
+from app.rollouts.provenance import Labelled, version_runs
 from app.rollouts.states import TRANSITIONS, InteractionState, RolloutState, SkipReason
 from app.rollouts.trainability import Outcome, verdict
 
@@ -76,9 +77,11 @@ class Completed:
     finish_reason: str
     response: bytes | None
     version: int
-    """The version that served it in the end."""
+    """The version that it was sent to in the end."""
     replica: str | None
     first_token_at: datetime | None
+    labelled: Labelled | None = None
+    """Which weights sampled the tokens, by their labels; None: `version` all of them, as an adapter does."""
 
 
 def begin_interaction(session: Session, new: NewInteraction) -> Begun:
@@ -135,8 +138,9 @@ def complete_interaction(session: Session, interaction_id: UUID, done: Completed
     """
     rollout, interaction, now = _running(session, interaction_id)
     _store(interaction, done)
+    whose = _note_versions(session, interaction, done)
     if interaction.reason is None:
-        fault = _untrainable(done)
+        fault = _untrainable(done) or whose
         if fault is not None:
             interaction.reason, interaction.detail = fault
     _end(session, rollout, interaction, InteractionState.COMPLETED, now)
@@ -271,6 +275,21 @@ def _store(interaction: Interaction, done: Completed) -> None:
     interaction.version = done.version
     interaction.replica = done.replica
     interaction.first_token_at = done.first_token_at
+
+
+def _note_versions(session: Session, interaction: Interaction, done: Completed) -> tuple[SkipReason, str] | None:
+    """Whose tokens they are, where the engine has told; why they are not trained, if that cannot be made out."""
+    if done.labelled is None:
+        return None
+    runs = version_runs(session, interaction.policy_id, done.labelled, len(done.completion_ids))
+    if not runs:
+        return SkipReason.UNKNOWN_WEIGHTS, (
+            f"the engine said {list(done.labelled)} of {len(done.completion_ids)} tokens, which are no versions of the "
+            "policy: it was restarted and control had not noticed, or somebody else loads weights into it"
+        )
+    interaction.version = min(number for number, _ in runs)
+    interaction.version_runs = [list(run) for run in runs] if len(runs) > 1 else None
+    return None
 
 
 def _untrainable(done: Completed) -> tuple[SkipReason, str] | None:

@@ -12,6 +12,7 @@ from app.db.repositories.updates import lock_ready_rollouts
 from app.db.repositories.versions import parent_chain
 from app.policies.learning import LearningSettings
 from app.rollouts.lifecycle import transition
+from app.rollouts.provenance import sampled_versions
 from app.rollouts.states import InteractionState, RolloutState
 from app.rollouts.trainability import too_old
 
@@ -47,7 +48,12 @@ def skip_too_old(
 ) -> list[Picked]:
     """Skip those of the locked, ready rollouts that cannot be trained at this head any more; return the others."""
     versions = {
-        rollout_id: [row.version for row in rows if row.state == InteractionState.COMPLETED and row.reason is None]
+        rollout_id: [
+            version
+            for row in rows
+            if row.state == InteractionState.COMPLETED and row.reason is None
+            for version in sampled_versions(row.version, row.version_runs)
+        ]
         for rollout_id, rows in interaction_outcomes(session, [r.id for r in candidates]).items()
     }
     oldest = min((version for found in versions.values() for version in found), default=0)

@@ -26,6 +26,7 @@ class SkipReason(StrEnum):
     NO_ACTION_TOKENS = "no_action_tokens"
     OFF_DISTRIBUTION_SAMPLING = "off_distribution_sampling"
     MISSING_LOGPROBS = "missing_logprobs"
+    UNKNOWN_WEIGHTS = "unknown_weights"
     ABORTED = "aborted"
     AFTER_CLOSE = "after_close"
     ENVIRONMENT_ERROR = "environment_error"

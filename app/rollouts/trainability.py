@@ -7,6 +7,7 @@ from app.rollouts.states import InteractionState, RolloutState, SkipReason
 
 TELLING = (
     SkipReason.MISSING_LOGPROBS,
+    SkipReason.UNKNOWN_WEIGHTS,
     SkipReason.OFF_DISTRIBUTION_SAMPLING,
     SkipReason.TOO_LONG,
     SkipReason.QUOTA,

@@ -53,6 +53,7 @@ def start(kind: str, base: Path, log: Path, dtype: str = "float32") -> Iterator[
         ]
         environment |= {
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+            "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",

@@ -31,6 +31,27 @@ class Reference:
 
     def logprobs(self, model: str, prompt: list[int], completion: list[int], temperature: float = 1.0) -> list[float]:
         """Natural log-probs of each completion token at the temperature."""
-        rows = self.logits(model, prompt + completion)[len(prompt) - 1 : -1]
-        table = torch.log_softmax(rows.float() / temperature, dim=-1)
-        return table.gather(1, torch.tensor(completion)[:, None])[:, 0].tolist()
+        return _gathered(self.logits(model, prompt + completion), prompt, completion, temperature)
+
+
+class WholeModels:
+    """Several models of one tokenizer: versions of a policy whose every weight is trained."""
+
+    def __init__(self, directories: dict[str, Path], dtype: torch.dtype = torch.float32):
+        self._models = {
+            name: AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval() for name, path in directories.items()
+        }
+
+    @torch.inference_mode()
+    def logits(self, model: str, token_ids: list[int]) -> Tensor:
+        """(L, V): logits after each token."""
+        return self._models[model](input_ids=torch.tensor([token_ids]), use_cache=False).logits[0]
+
+    def logprobs(self, model: str, prompt: list[int], completion: list[int], temperature: float = 1.0) -> list[float]:
+        """Natural log-probs of each completion token at the temperature."""
+        return _gathered(self.logits(model, prompt + completion), prompt, completion, temperature)
+
+
+def _gathered(logits: Tensor, prompt: list[int], completion: list[int], temperature: float) -> list[float]:
+    table = torch.log_softmax(logits[len(prompt) - 1 : -1].float() / temperature, dim=-1)
+    return table.gather(1, torch.tensor(completion)[:, None])[:, 0].tolist()

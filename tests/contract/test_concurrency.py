@@ -19,7 +19,7 @@ PROMPT = [5, 6, 7]
 class Endless(Sampling):
     """Runs to its token limit, whatever it samples."""
 
-    def body(self, model: str, prompt_ids: Sequence[int], *, stream: bool) -> dict[str, Any]:
+    def body(self, model: str | None, prompt_ids: Sequence[int], *, stream: bool) -> dict[str, Any]:
         return super().body(model, prompt_ids, stream=stream) | {"ignore_eos": True}
 
 

@@ -21,7 +21,9 @@ _CORPUS = [
 ]
 
 
-def build_base_model(directory: Path, *, seed: int = 0, context: int = CONTEXT) -> Path:
+def build_base_model(
+    directory: Path, *, seed: int = 0, context: int = CONTEXT, tie_word_embeddings: bool = True
+) -> Path:
     """Writes a float32 model and tokenizer in Hugging Face layout; logits spread enough for sampling to matter."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -47,12 +49,25 @@ def build_base_model(directory: Path, *, seed: int = 0, context: int = CONTEXT) 
         bos_token_id=fast.convert_tokens_to_ids("<|im_start|>"),
         eos_token_id=fast.eos_token_id,
         pad_token_id=fast.pad_token_id,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tie_word_embeddings,
     )
     torch.manual_seed(seed)
     model = LlamaForCausalLM(config).float()
     model.save_pretrained(directory)
     fast.save_pretrained(directory)
+    return directory
+
+
+def perturbed_model(
+    base: Path, directory: Path, *, seed: int, scale: float = 0.05, dtype: torch.dtype = torch.float32
+) -> Path:
+    """Writes the base model with noise on every weight, tokenizer included: what training all weights leaves behind."""
+    model = LlamaForCausalLM.from_pretrained(base, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.data += scale * torch.randn(parameter.shape, generator=generator)
+    model.to(dtype).save_pretrained(directory)
+    PreTrainedTokenizerFast.from_pretrained(base).save_pretrained(directory)
     return directory
 
 

@@ -20,6 +20,9 @@ from app.rollouts.states import DeploymentState, VersionStatus
 WINDOW = 8
 """So many versions that have been live stay loaded on every replica, besides the pinned ones."""
 
+SWAP_STUCK_S = 120.0
+"""A swap that began longer ago has no process at work on it any more: each step of one has 60 s, and most take none."""
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -35,14 +38,30 @@ class Wanted:
     """The window of versions that have been live, and the pinned ones; newest first, without the two above."""
     zero: PolicyVersion | None
     """Version 0: the canary's reference where the live version is not verified yet."""
+    own_weights: bool = False
+    """All weights are trained: the engine has one version at a time, as its own weights."""
 
 
 def wanted(session: Session, base_model: str | None) -> list[Wanted]:
-    """Per policy that has a version and can be served on a replica whose base model is this one."""
-    return [
+    """Per policy that has a version and can be served on a replica whose base model is this one.
+
+    One that trains all weights must be alone there: beside others it is left out (see `crowded_policies`).
+    """
+    found = [
         _wanted(session, policy)
         for policy in session.scalars(select(Policy).where(Policy.head.is_not(None)).order_by(Policy.name))
         if is_same_base(base_model, policy.base_model)
+    ]
+    return found if len(found) == 1 else [policy for policy in found if not policy.own_weights]
+
+
+def crowded_policies(session: Session) -> list[Policy]:
+    """Policies that train all weights of a base model that others use too: no engine can serve both."""
+    policies = list(session.scalars(select(Policy).order_by(Policy.id)))
+    return [
+        policy
+        for policy in policies
+        if policy.training == "full" and any(p is not policy and p.base_model == policy.base_model for p in policies)
     ]
 
 
@@ -64,6 +83,7 @@ def _wanted(session: Session, policy: Policy) -> Wanted:
         candidate=candidate,
         others=sorted(others.values(), key=lambda version: version.number, reverse=True),
         zero=session.scalar(mine.where(PolicyVersion.number == 0)),
+        own_weights=policy.training == "full",
     )
 
 
@@ -81,8 +101,37 @@ def known_adapters(session: Session, names: Collection[str]) -> set[str]:
 def start_deployment(session: Session, replica_id: UUID, version_id: UUID) -> None:
     row = _deployment(session, replica_id, version_id)
     row.state = DeploymentState.LOADING
-    row.verdict = row.score = row.distance = row.loaded_at = None  # its last error stays until it is verified
+    # its last error stays until it is verified
+    row.verdict = row.score = row.distance = row.loaded_at = row.paused_ms = row.closed_ms = None
     row.updated_at = clock(session)
+
+
+def another_is_closed(session: Session, replica_id: UUID, policy_id: UUID) -> bool:
+    """Whether a swap is under way on another healthy replica of the policy, which is locked: one at a time, so that the
+    others serve meanwhile."""
+    policy = lock_policy(session, policy_id)
+    since = clock(session) - timedelta(seconds=SWAP_STUCK_S)
+    return any(
+        replica.healthy and replica.swap_began_at is not None and replica.swap_began_at > since
+        for replica in replicas_for(session, policy.base_model)
+        if replica.id != replica_id
+    )
+
+
+def close_for_swap(session: Session, replica_id: UUID) -> PolicyVersion | None:
+    """Send nothing new to a replica whose weights are about to be swapped; `finish_deployment` opens it again.
+
+    Returns the version that was verified there: from now on it is not.
+    """
+    session.get_one(Replica, replica_id, with_for_update=True).swap_began_at = clock(session)
+    verified = (Deployment.replica_id == replica_id, Deployment.state == DeploymentState.VERIFIED)
+    served = session.scalar(
+        select(PolicyVersion).join(Deployment, Deployment.version_id == PolicyVersion.id).where(*verified)
+    )
+    session.execute(
+        update(Deployment).where(*verified).values(state=DeploymentState.UNLOADED, updated_at=clock(session))
+    )
+    return served
 
 
 def finish_deployment(
@@ -94,24 +143,44 @@ def finish_deployment(
     score: float | None,
     distance: float | None,
     noise: Sequence[float] | None,
+    paused_ms: float | None = None,
 ) -> None:
-    """Loaded and checked: it can be routed to. `noise`: the replica's new list of figures, if it changed."""
+    """Loaded and checked: it can be routed to, and a replica that was closed for it is open again.
+
+    Args:
+        noise: the replica's new list of figures, if it changed.
+        paused_ms: how long the engine stood still for it.
+    """
     row = _deployment(session, replica_id, version_id)
     row.state, row.verdict, row.score, row.distance, row.error = (
         DeploymentState.VERIFIED, verdict, score, distance, None,
     )  # fmt: skip
     row.loaded_at = row.updated_at = clock(session)
+    replica = session.get_one(Replica, replica_id)
     if noise is not None:
-        session.get_one(Replica, replica_id).noise = list(noise)
+        replica.noise = list(noise)
+    row.paused_ms = paused_ms
+    if replica.swap_began_at is not None:
+        row.closed_ms = 1e3 * (row.updated_at - replica.swap_began_at).total_seconds()
+        replica.swap_began_at = None
 
 
-def postpone_deployment(session: Session, replica_id: UUID, version: PolicyVersion, why: str) -> None:
-    """It could not be loaded and checked now, which is no fault of its own. Said once for as long as `why` stays."""
+def postpone_deployment(
+    session: Session, replica_id: UUID, version: PolicyVersion, why: str, *, retry_s: float | None = None
+) -> None:
+    """It could not be loaded and checked now, which is no fault of its own. Said once for as long as `why` stays.
+
+    retry_s: not before so long; None: at the next tick.
+    """
     row = _deployment(session, replica_id, version.id)
     if row.error != why:
         add_event(session, "deployment_postponed", f"version {version.number}: {why}", policy_id=version.policy_id)
     row.error = why
     row.updated_at = clock(session)
+    if retry_s is not None:
+        row.state = DeploymentState.FAILED
+        current = session.get_one(PolicyVersion, version.id, with_for_update=True)
+        current.next_deploy_at = row.updated_at + timedelta(seconds=retry_s)
 
 
 def fail_deployment(

@@ -50,7 +50,8 @@ def create_policy(
     """Store a new policy; it answers policy_preparing until its version 0 is written.
 
     Raises:
-        InvalidRequest: the name cannot be used, or the reward range is empty. Conflict: the name is taken.
+        InvalidRequest: the name cannot be used, or the reward range is empty. Conflict: the name is taken, or the base
+            model cannot be shared (one policy that trains all weights has its engines to itself).
     """
     if not _NAME.fullmatch(name):
         raise InvalidRequest(
@@ -64,6 +65,7 @@ def create_policy(
             code="invalid_reward_range",
             param="reward_min",
         )
+    _check_base_is_free(session, base_model, training)
     policy = Policy(
         name=name,
         base_model=base_model,
@@ -80,6 +82,21 @@ def create_policy(
         message = f"a policy named {name!r} exists; choose another name"
         raise Conflict(message, code="policy_exists", param="name") from None
     return policy
+
+
+def _check_base_is_free(session: Session, base_model: str, training: str) -> None:
+    others = session.scalars(select(Policy).where(Policy.base_model == base_model).order_by(Policy.id)).all()
+    whole = next((policy for policy in others if policy.training == "full"), None)
+    taken_by = others[0] if training == "full" and others else whole
+    if taken_by is None:
+        return
+    raise Conflict(
+        f"The policy {taken_by.name!r} uses the base model {base_model} already, and a policy that trains all weights "
+        "has its engines to itself. Give one of the two a copy of the model in another directory, and an engine of its "
+        "own that is started on it; or train adapters (training: lora), which share a base model.",
+        code="base_model_not_shareable",
+        param="base_model",
+    )
 
 
 def set_learning(session: Session, name: str, on: bool) -> Policy:

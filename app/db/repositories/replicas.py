@@ -22,12 +22,20 @@ class RouteRow:
     version: int
     adapter_name: str
     url: str
+    own_weights: bool = False
+    """The version is the engine's own weights, not an adapter."""
 
 
 def routes(session: Session, policy_id: UUID, number: int | None) -> list[RouteRow]:
-    """Healthy replicas on which version `number` (None: the live one) is verified, and what it is called there."""
+    """Healthy replicas on which version `number` (None: the live one) is verified, and what it is called there.
+
+    An engine whose own weights are swapped has one version: while the replicas are swapped one after the other, those
+    that are ahead of the live version answer for it.
+    """
+    full = Policy.training == "full"
     query = (
-        select(PolicyVersion.number, PolicyVersion.adapter_name, Replica.url)
+        select(PolicyVersion.number, PolicyVersion.adapter_name, Replica.url, full)
+        .join(Policy, Policy.id == PolicyVersion.policy_id)
         .join(Deployment, Deployment.version_id == PolicyVersion.id)
         .join(Replica, Replica.id == Deployment.replica_id)
         .where(
@@ -35,14 +43,41 @@ def routes(session: Session, policy_id: UUID, number: int | None) -> list[RouteR
             Deployment.state == DeploymentState.VERIFIED,
             Replica.healthy,
             ~Replica.removed,
+            Replica.swap_began_at.is_(None),
         )
         .order_by(Replica.url)
     )
     if number is None:
-        query = query.join(Policy, Policy.id == PolicyVersion.policy_id).where(PolicyVersion.number == Policy.live)
+        query = query.where((PolicyVersion.number == Policy.live) | (full & (PolicyVersion.number > Policy.live)))
     else:
         query = query.where(PolicyVersion.number == number)
     return [RouteRow(*row) for row in session.execute(query)]
+
+
+def swap_age_s(session: Session, policy: Policy) -> float | None:
+    """Seconds since the newest swap of weights began that is under way on a replica of this policy; None: there is
+    none. LoRA policies have none."""
+    if policy.training != "full":
+        return None
+    began = [r.swap_began_at for r in replicas_for(session, policy.base_model) if r.healthy and r.swap_began_at]
+    return (clock(session) - max(began)).total_seconds() if began else None
+
+
+def is_swapped(session: Session, url: str, policy_id: UUID, number: int) -> bool:
+    """Whether the replica's weights are being swapped, or are no longer those of this version."""
+    serves = (
+        select(Deployment.id)
+        .join(PolicyVersion, PolicyVersion.id == Deployment.version_id)
+        .join(Replica, Replica.id == Deployment.replica_id)
+        .where(
+            Replica.url == url,
+            Replica.swap_began_at.is_(None),
+            PolicyVersion.policy_id == policy_id,
+            PolicyVersion.number == number,
+            Deployment.state == DeploymentState.VERIFIED,
+        )
+    )
+    return session.scalar(serves) is None
 
 
 def sync_replicas(session: Session, urls: Sequence[str]) -> None:
@@ -92,19 +127,22 @@ def release_replica(session: Session, replica_id: UUID, owner: str) -> None:
     )
 
 
-def note_reachable(session: Session, replica_id: UUID, base_model: str | None, loaded: Collection[str]) -> None:
-    """It answered, with these adapters loaded. What it lost (it was restarted) is no longer deployed there."""
+def note_reachable(
+    session: Session, replica_id: UUID, base_model: str | None, loaded: Collection[str], weights: str | None = None
+) -> None:
+    """It answered, with these adapters loaded and the label `weights`, which counts as one. What it lost (it was
+    restarted) is no longer deployed there."""
     session.execute(
         update(Replica)
         .where(Replica.id == replica_id)
-        .values(healthy=True, error=None, seen_at=db_now(), base_model=base_model)
+        .values(healthy=True, error=None, seen_at=db_now(), base_model=base_model, weights=weights)
     )
     lost = session.execute(
         select(Deployment.id, PolicyVersion.adapter_name)
         .join(PolicyVersion, PolicyVersion.id == Deployment.version_id)
         .where(Deployment.replica_id == replica_id, Deployment.state == DeploymentState.VERIFIED)
     )
-    gone = [row.id for row in lost if row.adapter_name not in loaded]
+    gone = [row.id for row in lost if row.adapter_name not in loaded and row.adapter_name != weights]
     if gone:
         session.execute(
             update(Deployment)

@@ -15,7 +15,8 @@ from app.db.repositories.rollouts import in_state
 from app.db.types import clock
 from app.rollouts.states import DeploymentState, InteractionState, UpdateState
 
-VERSIONS_KEPT = 20
+VERSIONS_KEPT = {"lora": 20, "full": 3}
+"""By what is trained: a version of all weights is a whole model, and engines have one of them loaded."""
 CHECKPOINTS_KEPT = 3
 
 
@@ -28,7 +29,8 @@ def take_old_versions(session: Session, policy_id: UUID) -> list[PolicyVersion]:
     policy = lock_policy(session, policy_id)
     mine = PolicyVersion.policy_id == policy_id
     named = [number for number in (0, policy.live, policy.head) if number is not None]
-    newest = select(PolicyVersion.number).where(mine).order_by(PolicyVersion.number.desc()).limit(VERSIONS_KEPT)
+    newest = select(PolicyVersion.number).where(mine).order_by(PolicyVersion.number.desc())
+    newest = newest.limit(VERSIONS_KEPT[policy.training])
     in_use = select(Interaction.version).where(
         Interaction.policy_id == policy_id, in_state(Interaction.state, InteractionState.RUNNING)
     )

@@ -1,7 +1,7 @@
 """Rows of rollouts and interactions, as the rollout's life needs them: locks first, then the facts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -121,11 +121,16 @@ def completed_interactions(session: Session, rollout_id: UUID) -> list[Any]:
 
 
 def interaction_outcomes(session: Session, rollout_ids: Sequence[UUID]) -> dict[UUID, list[Any]]:
-    """rollout id -> (id, version, state, reason) of its interactions."""
+    """rollout id -> (id, version, version_runs, state, reason) of its interactions."""
     found: dict[UUID, list[Any]] = {rollout_id: [] for rollout_id in rollout_ids}
     rows = session.execute(
         select(
-            Interaction.rollout_id, Interaction.id, Interaction.version, Interaction.state, Interaction.reason
+            Interaction.rollout_id,
+            Interaction.id,
+            Interaction.version,
+            Interaction.version_runs,
+            Interaction.state,
+            Interaction.reason,
         ).where(Interaction.rollout_id.in_(rollout_ids))
     )
     for row in rows:
@@ -225,4 +230,13 @@ def sampled(session: Session, rollout_ids: Sequence[UUID]) -> dict[UUID, Sampled
         found[rollout_id] = Sampled(
             before.interactions + count, (*before.versions, version), before.completion_tokens + int(tokens)
         )
+    spanning = session.execute(
+        select(Interaction.rollout_id, Interaction.version_runs).where(
+            Interaction.rollout_id.in_(rollout_ids), Interaction.version_runs.is_not(None)
+        )
+    )
+    for rollout_id, runs in spanning:
+        before = found[rollout_id]
+        versions = sorted({*before.versions, *(number for number, _ in runs)})
+        found[rollout_id] = replace(before, versions=tuple(versions))
     return found

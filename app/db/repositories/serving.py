@@ -5,22 +5,17 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from app.db.models import Deployment, Policy, PolicyVersion, Replica
-from app.rollouts.states import DeploymentState
+from app.db.models import Policy, Replica
+from app.db.repositories.policies import list_policies
+from app.db.repositories.replicas import routes, swap_age_s
 
 
 def served_policies(session: Session) -> list[str]:
-    """Names of the policies whose live version is verified on a healthy replica."""
-    return list(
-        session.scalars(
-            select(Policy.name)
-            .join(PolicyVersion, (PolicyVersion.policy_id == Policy.id) & (PolicyVersion.number == Policy.live))
-            .join(Deployment, Deployment.version_id == PolicyVersion.id)
-            .join(Replica, Replica.id == Deployment.replica_id)
-            .where(Deployment.state == DeploymentState.VERIFIED, Replica.healthy, ~Replica.removed)
-            .distinct()
-            .order_by(Policy.name)
-        )
+    """Names of the policies that a healthy replica serves, or will once its weights have been swapped."""
+    return sorted(
+        policy.name
+        for policy in list_policies(session)
+        if policy.live is not None and (routes(session, policy.id, None) or swap_age_s(session, policy) is not None)
     )
 
 

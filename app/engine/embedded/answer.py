@@ -1,5 +1,6 @@
 """A request's outputs written as vLLM's choices: one for the whole answer, or one per delta."""
 
+from dataclasses import asdict
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -19,7 +20,7 @@ class AnswerWriter:
         self._first = True
 
     def choice(self, outputs: list[Output]) -> dict[str, Any]:
-        """The choice for consecutive outputs; prompt ids ride on the first."""
+        """The choice for consecutive outputs; prompt ids ride on the first, the weights' labels on the last."""
         last = outputs[-1]
         tokens = [output.token for output in outputs if output.token is not None]
         ids = bool(self._request.return_token_ids)
@@ -33,6 +34,8 @@ class AnswerWriter:
             "token_ids": [token.id for token in tokens] if ids else None,
         }
         self._first = False
+        if self._request.return_weight_versions and last.finish_reason is not None:
+            choice["weight_versions"] = [asdict(span) for span in self._sequence.weight_spans]
         return choice
 
     def _logprobs(self, tokens: list[SampledToken]) -> dict[str, Any]:

@@ -82,6 +82,12 @@ class BlockPool:
         self._next_content_id += 1
         return self._content_id[block]
 
+    def forget(self) -> None:
+        """No block's content is known any more. The caller has released all holds."""
+        self._block_of.clear()
+        self._content_of.clear()
+        self._content_id.clear()
+
     def _forget(self, block: int) -> None:
         content = self._content_of.pop(block, None)
         if content is not None:

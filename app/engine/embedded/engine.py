@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
@@ -13,6 +14,9 @@ from app.engine.embedded.options import EngineOptions
 from app.engine.embedded.sampling import sample
 from app.engine.embedded.scheduler import Scheduled, Scheduler
 from app.engine.embedded.sequence import Output, SampledToken, Sequence
+
+FIRST_WEIGHT_VERSION = "default"
+"""The label of the weights that an engine was started with, as in vLLM."""
 
 
 @dataclass
@@ -29,7 +33,7 @@ class Counts:
 
 
 class Engine:
-    """Owns the model, the adapters and the schedule. One thread calls `add`, `abort` and `step`."""
+    """Owns the model, the adapters and the schedule. One thread calls everything that changes them."""
 
     def __init__(self, options: EngineOptions):
         self.options = options
@@ -46,6 +50,9 @@ class Engine:
         )
         self.scheduler = Scheduler(options, self.adapters.serves)
         self.counts = Counts()
+        self.paused = False
+        self.weight_version = FIRST_WEIGHT_VERSION
+        """What completions say of the weights that sampled them; whoever loads others sets it."""
         self._sequences: dict[str, Sequence] = {}
 
     def add(self, sequence: Sequence) -> None:
@@ -63,7 +70,29 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return bool(self._sequences)
+        """Whether there is something to compute."""
+        return bool(self._sequences) and not self.paused
+
+    def pause(self, *, clear_cache: bool) -> None:
+        """No further pass until `resume`. Requests stay where they are, and new ones join them.
+
+        clear_cache: also forget all KV; what has been sampled is kept, its KV is computed again after `resume`.
+        """
+        self.paused = True
+        if clear_cache:
+            self.scheduler.clear_cache()
+
+    def resume(self) -> None:
+        self.paused = False
+
+    def reload_weights(self, directory: Path) -> None:
+        """Take the weights of another model of this shape; no KV of the former ones is ever used again.
+
+        Raises:
+            WeightsUnsupported: nothing has changed then.
+        """
+        self.model.reload_weights(directory)
+        self.scheduler.clear_cache()
 
     def step(self) -> list[Output]:
         """One forward pass over the requests that run now; what it added to each."""
@@ -100,7 +129,7 @@ class Engine:
         if token is None:
             finish_reason = "error"
         else:
-            sequence.token_ids.append(token.id)
+            sequence.append(token.id, self.weight_version)
             self.counts.completion_tokens += 1
             if token.id in sequence.sampling.stop_token_ids or self._is_eos(sequence, token.id):
                 finish_reason = "stop"

@@ -1,6 +1,7 @@
 """A transformers causal language model that runs packed rows of many requests, under many adapters, in one pass."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from app.engine.embedded.adapters import Adapter
 from app.engine.embedded.attention import ATTENTION, KvMemory, KvPass, Rows
 from app.engine.embedded.lora import LoraBatch, wrap_linear_layers
 from app.engine.embedded.options import BLOCK_SIZE, EngineOptions
+from app.engine.embedded.weights import read_weights
 
 _DEPENDS_ON_THE_BATCH = ("dynamic", "longrope")
 """Rotary embeddings that look at the longest position of a pass would mix requests."""
@@ -35,12 +37,29 @@ class PackedModel:
             for length in (config.max_position_embeddings, options.max_model_len, options.num_blocks * BLOCK_SIZE)
             if length is not None
         )
+        head = self._model.get_output_embeddings()
+        head_name = next(name for name, module in self._model.named_modules() if module is head)
+        self._weights: dict[str, Tensor] = self._model.state_dict()
+        """By the checkpoint's names, which the wrapped layers no longer have."""
         self._batch = LoraBatch([])
-        self.linear_layers = wrap_linear_layers(self._model, self._model.get_output_embeddings(), self._batch)
-        self._model.set_output_embeddings(_Float32Head(self._model.get_output_embeddings()))
+        self.linear_layers = wrap_linear_layers(self._model, head, self._batch)
+        float_head = _Float32Head(head)
+        self._model.set_output_embeddings(float_head)
+        self._weights |= {f"{head_name}.{name}": buffer for name, buffer in float_head.named_buffers()}
         self._memory = KvMemory(options.num_blocks)
         # allocates the KV memory of every layer, and fails here if the architecture does something unknown
         self.forward([0], [Rows(0, 1, [0])], [None], [0])
+
+    @torch.no_grad()
+    def reload_weights(self, directory: Path) -> None:
+        """Copies the weights of a model directory of the same shape over the present ones.
+
+        Raises:
+            WeightsUnsupported: it is another model, or cannot be read; nothing has been copied then.
+        """
+        shapes = {name: weight.shape for name, weight in self._weights.items()}
+        for name, weight in read_weights(directory, shapes, self.dtype).items():
+            self._weights[name].copy_(weight)
 
     @torch.inference_mode()
     def forward(

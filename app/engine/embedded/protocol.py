@@ -3,7 +3,7 @@
 import time
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 MAX_LOGPROBS = 20
 MAX_TEMPERATURE = 2.0
@@ -76,6 +76,7 @@ class CompletionRequest(BaseModel):
     add_special_tokens: bool = True
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    return_weight_versions: bool | None = None
 
     def check(self, vocabulary: int) -> None:
         """Raises EngineHttpError for values out of range and for fields that are not served."""
@@ -124,6 +125,32 @@ class LoadAdapterRequest(BaseModel):
 
 class UnloadAdapterRequest(BaseModel):
     lora_name: str
+
+
+class CollectiveRpcRequest(BaseModel):
+    """vLLM's way of calling a method of every worker."""
+
+    method: str
+    args: list[Any] = Field(default_factory=list)
+    named: dict[str, Any] = Field(default_factory=dict, validation_alias=AliasChoices("kwargs"))
+    timeout: float | None = None
+
+    def weights_path(self) -> str:
+        """The directory that reload_weights, the one method that is served, is asked to load."""
+        if self.method != "reload_weights":
+            raise bad_request(
+                f"The embedded engine has no method {self.method}, only reload_weights", "method", self.method
+            )
+        path = self.named.get("weights_path")
+        if self.args or set(self.named) != {"weights_path"} or not isinstance(path, str):
+            raise bad_request(
+                "The embedded engine reloads from a weights_path, and takes nothing else", "kwargs", self.named
+            )
+        return path
+
+
+class UpdateWeightVersionRequest(BaseModel):
+    new_version: str
 
 
 def completion_body(

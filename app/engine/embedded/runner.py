@@ -4,11 +4,13 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import torch
 
 from app.engine.embedded.engine import Engine
 from app.engine.embedded.sequence import Output, Sequence
+from app.engine.embedded.weights import WeightsUnsupported
 
 
 class QueueFull(Exception):
@@ -16,7 +18,7 @@ class QueueFull(Exception):
 
 
 class EngineThread:
-    """Runs the engine in a thread of its own; `submit` and `abort` are called on the event loop.
+    """Runs the engine in a thread of its own; `submit`, `abort` and `call` are called on the event loop.
 
     If the engine fails, its traceback is printed, every request ends with finish_reason error, and `on_failure` is
     called: the process should end and be started anew, since nobody knows what state the model is in.
@@ -29,6 +31,7 @@ class EngineThread:
         self._wake = threading.Condition()
         self._added: deque[Sequence] = deque()
         self._aborted: deque[str] = deque()
+        self._calls: deque[tuple[Callable[[], None], Future[None]]] = deque()
         self._stopping = False
         self._listeners: dict[str, asyncio.Queue[Output]] = {}
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -70,12 +73,20 @@ class EngineThread:
             self._aborted.append(request_id)
             self._wake.notify()
 
+    async def call(self, work: Callable[[], None]) -> None:
+        """Runs `work` between two passes, after everything that was submitted before. Raises its WeightsUnsupported."""
+        done: Future[None] = Future()
+        with self._wake:
+            self._calls.append((work, done))
+            self._wake.notify()
+        await asyncio.wrap_future(done)
+
     def _run(self) -> None:
         torch.set_num_threads(self._engine.options.threads)
         finished = False
         try:
             while self._take_orders():
-                outputs = self._engine.step()
+                outputs = self._engine.step() if self._engine.busy else []
                 if outputs:
                     self._loop.call_soon_threadsafe(self._deliver, outputs)
             finished = True
@@ -86,15 +97,21 @@ class EngineThread:
     def _take_orders(self) -> bool:
         """Waits for something to do and passes on what has arrived; False when the thread should end."""
         with self._wake:
-            self._wake.wait_for(lambda: self._stopping or self._added or self._aborted or self._engine.busy)
+            self._wake.wait_for(self._has_orders)
             added, self._added = self._added, deque()
             aborted, self._aborted = self._aborted, deque()
+            calls, self._calls = self._calls, deque()
         for sequence in added:
             self._engine.add(sequence)
         ended = [output for request_id in aborted if (output := self._engine.abort(request_id)) is not None]
         if ended:
             self._loop.call_soon_threadsafe(self._deliver, ended)
+        for work, done in calls:
+            _settle(work, done)
         return not self._stopping
+
+    def _has_orders(self) -> bool:
+        return bool(self._stopping or self._added or self._aborted or self._calls or self._engine.busy)
 
     def _deliver(self, outputs: list[Output]) -> None:
         for output in outputs:
@@ -106,3 +123,15 @@ class EngineThread:
     def _fail(self) -> None:
         self._deliver([Output(request_id, None, "", "error") for request_id in self._listeners])
         self._on_failure()
+
+
+def _settle(work: Callable[[], None], done: Future[None]) -> None:
+    """Whatever else `work` raises fails the engine, as a pass that raises does."""
+    if not done.set_running_or_notify_cancel():
+        return  # whoever asked is gone
+    try:
+        work()
+    except WeightsUnsupported as error:
+        done.set_exception(error)
+    else:
+        done.set_result(None)

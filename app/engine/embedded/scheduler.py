@@ -73,6 +73,14 @@ class Scheduler:
             self.waiting.remove(sequence)
         self._release(sequence)
 
+    def clear_cache(self) -> None:
+        """Forget all KV. Those that run start again from their first token, before those that wait."""
+        for sequence in reversed(self.running):
+            self._release(sequence)
+            self.waiting.appendleft(sequence)
+        self.running.clear()
+        self.blocks.forget()
+
     def _shares(self) -> dict[Sequence, int]:
         """Tokens of the next pass for each running request, oldest first; those that get none are left out.
 

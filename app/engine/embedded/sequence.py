@@ -41,6 +41,15 @@ class Output:
     stop_reason: int | str | None = None
 
 
+@dataclass
+class WeightSpan:
+    """Completion tokens start ... end - 1 were sampled by the weights with this label."""
+
+    version: str
+    start: int
+    end: int
+
+
 @dataclass(eq=False)
 class Sequence:
     request_id: str
@@ -61,6 +70,8 @@ class Sequence:
     parent: int = 0
     """Content id of the last named block, or the root of the adapter."""
     started: bool = False
+    weight_spans: list[WeightSpan] = field(default_factory=list)
+    """Whose the completion's tokens are, in order and without a gap."""
 
     def __post_init__(self) -> None:
         seed = self.sampling.seed
@@ -72,6 +83,15 @@ class Sequence:
     def root(self) -> int:
         """Where the chain of shared contents starts; content ids are positive, so roots are not."""
         return 0 if self.adapter is None else -self.adapter.id
+
+    def append(self, token_id: int, weight_version: str) -> None:
+        """A sampled token, and the label of the weights that sampled it."""
+        at = self.completion_tokens
+        self.token_ids.append(token_id)
+        if self.weight_spans and self.weight_spans[-1].version == weight_version:
+            self.weight_spans[-1].end = at + 1
+        else:
+            self.weight_spans.append(WeightSpan(weight_version, at, at + 1))
 
     @property
     def completion_tokens(self) -> int:

@@ -32,6 +32,7 @@ from app.engine.embedded.protocol import (
 )
 from app.engine.embedded.runner import EngineThread, QueueFull
 from app.engine.embedded.sequence import Output, SamplingParams, Sequence
+from app.engine.embedded.weight_swap import weight_swap_router
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ def create_app(engine: Engine, thread: EngineThread) -> FastAPI:
     app = FastAPI(lifespan=lifespan, title="Evergreen embedded engine", docs_url=None, redoc_url=None)
     base = engine.options.served_model_name
     registry = engine_registry(engine, thread)
+    app.include_router(weight_swap_router(engine, thread))
 
     @app.exception_handler(EngineHttpError)
     async def _engine_error(_: Request, error: EngineHttpError) -> JSONResponse:

@@ -5,6 +5,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 from uuid import UUID, uuid4
 
 import psycopg
@@ -69,14 +70,21 @@ def second_engine() -> Iterator[FakeEngine]:
 class World:
     """One policy, its versions, and shortcuts to what the database says of them."""
 
-    def __init__(self, database: Database, folder: Path, name: str = "default", base_model: str = "/base"):
+    def __init__(
+        self,
+        database: Database,
+        folder: Path,
+        name: str = "default",
+        base_model: str = "/base",
+        training: Literal["lora", "full"] = "lora",
+    ):
         self.database = database
         self.folder = folder
         self.name = name
         folder.mkdir(exist_ok=True)
         with database.write() as session:
             policy = Policy(name=name, base_model=base_model, settings=LearningSettings().model_dump(mode="json"),
-                            probes=PROBES)  # fmt: skip
+                            probes=PROBES, training=training)  # fmt: skip
             session.add(policy)
             session.flush()
             self.policy_id = policy.id
@@ -120,6 +128,10 @@ class World:
     def deployment(self, number: int) -> Deployment:
         with self.database.read() as session:
             return session.scalars(select(Deployment).join(PolicyVersion).where(PolicyVersion.number == number)).one()
+
+    def replica(self, url: str) -> Replica:
+        with self.database.read() as session:
+            return session.scalars(select(Replica).where(Replica.url == url)).one()
 
     def events(self) -> list[str]:
         with self.database.read() as session:

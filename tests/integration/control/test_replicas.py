@@ -10,7 +10,7 @@ from app.db.models import Deployment, PolicyVersion, Replica
 from app.db.session import Database
 from app.engine.replicas import Router
 from app.errors import Unavailable
-from app.policies import reconcile
+from app.policies import ownership
 from app.policies.deploy import Deployer
 from tests.integration.control.conftest import Make, World, pick
 from tests.integration.control.fake_engine import FakeEngine
@@ -104,7 +104,7 @@ def test_a_call_longer_than_an_ownership_keeps_others_away(
     first, second = deployer(engine.url), deployer(engine.url)
     first.tick()
     world.add_version(1)
-    monkeypatch.setattr(reconcile, "OWNED_S", 0.8)
+    monkeypatch.setattr(ownership, "OWNED_S", 0.8)
     engine.load_s = 3.0
     first.tick(wait_s=1.5)
     second.tick(wait_s=0.5)

@@ -107,6 +107,15 @@ def test_versions_beyond_the_last_twenty_go_unless_somebody_needs_them(files: Fi
         assert sorted(gone) == [3, 5, 6, 7, 8, 9]
 
 
+def test_of_whole_models_the_last_three_are_kept(files: Files) -> None:
+    paths = files.versions(8)
+    files.change(1, pinned=True)
+    with files.database.write() as session:
+        session.execute(update(Policy).values(training="full", live=2))
+    files.tick()
+    assert [n for n, path in enumerate(paths) if path.exists()] == [0, 1, 2, 5, 6, 7]
+
+
 def test_nothing_live_yet_deletes_nothing(files: Files) -> None:
     paths = files.versions(2)
     with files.database.write() as session:

@@ -68,6 +68,8 @@ class FakeEngine:
     def __init__(self) -> None:
         self.scripts: deque[Script] = deque()
         self.bodies: list[dict[str, Any]] = []
+        self.label = "default-v0"
+        """What it says of the weights that sample, if it is asked."""
         self.app = Starlette(routes=[Route("/v1/completions", self._complete, methods=["POST"])])
 
     @property
@@ -83,16 +85,21 @@ class FakeEngine:
         if script.status != 200:
             error = {"message": script.message, "type": "Error", "param": None, "code": script.status}
             return JSONResponse({"error": error}, script.status)
-        return StreamingResponse(_stream(script, body), media_type="text/event-stream")
+        return StreamingResponse(_stream(script, body, self.label), media_type="text/event-stream")
 
 
-async def _stream(script: Script, body: dict[str, Any]) -> AsyncIterator[bytes]:
+async def _stream(script: Script, body: dict[str, Any], label: str) -> AsyncIterator[bytes]:
+    tokens = 0
     try:
         for index, piece in enumerate(script.pieces):
             gate = script.gates.get(index)
             if gate is not None:
                 await asyncio.shield(asyncio.wrap_future(gate))
-            yield _event(_chunk(body, piece))
+            chunk = _chunk(body, piece)
+            tokens += len(piece.token_ids)
+            if body.get("return_weight_versions") and piece.finish_reason is not None:
+                chunk["choices"][0]["weight_versions"] = [{"version": label, "start": 0, "end": tokens}]
+            yield _event(chunk)
         if script.breaks_off:
             raise ConnectionResetError
         yield b"data: [DONE]\n\n"
@@ -112,7 +119,7 @@ def _chunk(body: dict[str, Any], piece: Piece) -> dict[str, Any]:
         "id": "cmpl-1",
         "object": "text_completion",
         "created": 1,
-        "model": body["model"],
+        "model": body.get("model", "base"),
         "choices": [
             {
                 "index": 0,

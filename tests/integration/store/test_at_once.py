@@ -66,7 +66,7 @@ def test_a_policy(open_database: Callable[[], Database]) -> None:
 def test_a_version_is_not_pinned_whose_files_retention_takes(
     open_database: Callable[[], Database], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "VERSIONS_KEPT", 1)
+    monkeypatch.setattr(retention, "VERSIONS_KEPT", {"lora": 1})
     first, second = open_database(), open_database()
     with first.write() as session:
         policy = create_policy(session, name="p", base_model="/m", settings=LearningSettings())

@@ -188,7 +188,11 @@ class World:
 
 
 def completed(
-    completion: Sequence[int] = (4, 5), *, version: int = 0, logprobs: Sequence[float] | str | None = "whole"
+    completion: Sequence[int] = (4, 5),
+    *,
+    version: int = 0,
+    logprobs: Sequence[float] | str | None = "whole",
+    labelled: tuple[tuple[str, int], ...] | None = None,
 ) -> Completed:
     ids = np.array(completion, np.int32)
     values = np.full(len(ids), -0.5, np.float32) if logprobs == "whole" else logprobs
@@ -200,6 +204,7 @@ def completed(
         version=version,
         replica="http://engine",
         first_token_at=None,
+        labelled=labelled,
     )
 
 

@@ -35,6 +35,55 @@ def wanted(
     return Wanted(uuid4(), PROBES, live, candidate, [OLD] if others is None else others, ZERO)
 
 
+def whole(live: PolicyVersion | None = LIVE, candidate: PolicyVersion | None = NEW) -> Wanted:
+    """Of a policy that trains all weights."""
+    return Wanted(uuid4(), PROBES, live, candidate, [OLD], ZERO, own_weights=True)
+
+
+def test_whole_weights_replace_the_live_version_and_nothing_else_is_loaded() -> None:
+    plan = make_plan([whole()], dict([deployed(LIVE)]), NOW)
+    assert plan.step is not None
+    assert (plan.step.version, plan.step.reference, plan.step.own_weights) == (NEW, LIVE, True)
+    assert make_plan([whole(candidate=None)], dict([deployed(LIVE)]), NOW).step is None
+
+
+def test_whole_weights_of_a_candidate_that_other_replicas_lack_stay() -> None:
+    assert make_plan([whole()], dict([deployed(NEW)]), NOW).step is None
+
+
+def test_whole_weights_go_from_one_candidate_to_the_next_without_the_live_version_between() -> None:
+    older = version(6, VersionStatus.SUPERSEDED)
+    plan = make_plan([whole(candidate=version(7, VersionStatus.CANDIDATE))], dict([deployed(older)]), NOW)
+    assert plan.step is not None
+    assert plan.step.version.number == 7
+
+
+def test_an_engine_without_known_weights_gets_the_live_version_before_any_candidate() -> None:
+    plan = make_plan([whole()], {}, NOW)
+    assert plan.step is not None
+    assert (plan.step.version, plan.step.reference) == (LIVE, OLD)
+    failed = dict([deployed(LIVE, DeploymentState.FAILED)])
+    assert make_plan([whole()], failed, NOW).step is None, "with nothing to put back no candidate is tried"
+    again = make_plan([whole()], failed, NOW + timedelta(seconds=RETRY_S)).step
+    assert again is not None
+    assert again.version is LIVE
+
+
+def test_the_first_whole_weights_have_no_reference() -> None:
+    zero = version(0, VersionStatus.CANDIDATE)
+    plan = make_plan([Wanted(uuid4(), None, None, zero, [], zero, own_weights=True)], {}, NOW)
+    assert plan.step is not None
+    assert (plan.step.version, plan.step.reference, plan.step.own_weights) == (zero, None, True)
+
+
+def test_a_failed_candidate_of_whole_weights_waits_for_its_backoff() -> None:
+    late = version(6, VersionStatus.CANDIDATE)
+    late.next_deploy_at = NOW + timedelta(seconds=5)
+    rows = dict([deployed(LIVE), deployed(late, DeploymentState.FAILED)])
+    assert make_plan([whole(candidate=late)], rows, NOW).step is None
+    assert make_plan([whole(candidate=late)], rows, NOW + timedelta(seconds=5)).step is not None
+
+
 def test_the_first_version_is_loaded_without_a_reference() -> None:
     zero = version(0, VersionStatus.CANDIDATE)
     plan = make_plan([Wanted(uuid4(), None, None, zero, [], zero)], {}, NOW)

@@ -41,6 +41,12 @@ class Driver:
     steps: list[dict[str, Output]] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=count)
 
+    @classmethod
+    def on(cls, base: Path, **options: object) -> "Driver":
+        """An engine without adapters."""
+        settings = {"dtype": "float32", "threads": 1} | options
+        return cls(Engine(EngineOptions(base, "base", **settings)))  # type: ignore[arg-type]
+
     def add(self, prompt: list[int], model: str = "base", **sampling: object) -> str:
         adapter = None if model == "base" else self.engine.adapters.get(model)
         params = SamplingParams(**({"max_tokens": 8, "seed": 0, "ignore_eos": True} | sampling))  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ def interaction(
     temperature: float = 1.0,
     staleness: int = 0,
     skip: SkipReason | None = None,
+    staleness_runs: tuple[tuple[int, int], ...] = (),
 ) -> ClaimedInteraction:
     return ClaimedInteraction(
         id=uuid5(NAMESPACE, name),
@@ -35,6 +36,7 @@ def interaction(
         finish_reason="stop",
         reward=reward,
         skip_reason=skip,
+        staleness_runs=staleness_runs,
     )
 
 

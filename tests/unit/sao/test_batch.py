@@ -317,3 +317,12 @@ def test_a_parent_from_elsewhere_is_refused() -> None:
 def test_a_final_reward_that_is_no_number_is_refused() -> None:
     with pytest.raises(ValueError, match="final reward is inf"):
         build_trajectories([rollout(interaction("a", None, [101], [1]), final=float("inf"))])
+
+
+def test_each_token_is_as_stale_as_the_version_that_sampled_it() -> None:
+    """The first call's weights were swapped twice under it; the second was sampled by one version."""
+    first = interaction("a", None, [1, 2], [3, 4, 5, 6], staleness=3, staleness_runs=((3, 1), (2, 2), (0, 1)))
+    second = interaction("b", "a", [7], [8, 9], staleness=1)
+    (trajectory,) = build_trajectories([rollout(first, second)])
+    assert trajectory.staleness.tolist() == [3, 2, 2, 0, 1, 1]
+    assert trajectory.staleness.dtype == torch.int64
