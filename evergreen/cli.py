@@ -8,6 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 from pydantic import ValidationError
 from rich.console import Console
+from sqlalchemy.exc import OperationalError
 
 from app.errors import ApiError
 from app.settings import DEFAULT_POLICY, Settings, get_settings
@@ -30,9 +31,10 @@ def experiment() -> None:
 @app.command()
 def up() -> None:
     """Run the server in the foreground: engine, app, learner, control. Ctrl-C drains and stops it."""
+    settings = _settings()  # before anything that reads them when it is imported
     from evergreen.up import up as run
 
-    run(_settings())
+    run(settings)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -154,6 +156,8 @@ def main() -> None:
         _stop(str(error))
     except ApiError as error:
         _stop(error.message)
+    except OperationalError as error:
+        _stop(f"the database cannot be used (DATABASE_URL): {error.orig}")
 
 
 def _settings() -> Settings:

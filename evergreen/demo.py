@@ -31,7 +31,20 @@ def demo(settings: Settings, seed: int, out: Path, options: Sequence[str]) -> in
             "EVERGREEN_API_KEY": settings.admin_key_path.read_text().strip(),
         }
         command = [*_evergreen("simulate", "tickets"), "--seed", str(seed), "--out", str(out), *options]
-        return subprocess.run(command, env=os.environ | environment, preexec_fn=die_with(os.getpid())).returncode
+        typer.echo(f"Playing; results go to {out}")
+        player = subprocess.Popen(command, env=os.environ | environment, preexec_fn=die_with(os.getpid()))
+        status = _status_of(player)
+        typer.echo(f"Results: {out}")
+        return status
+
+
+def _status_of(player: subprocess.Popen[bytes]) -> int:
+    """Ctrl-C reaches the player too, and it writes what it has measured before it ends."""
+    while True:
+        try:
+            return player.wait()
+        except KeyboardInterrupt:
+            typer.echo("Writing what was measured ...")
 
 
 @contextmanager

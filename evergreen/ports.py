@@ -21,6 +21,11 @@ def require_free(host: str, port: int, setting: str) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
+        except socket.gaierror as error:
+            raise PortBusy(
+                f"EVERGREEN_HOST: {host!r} is no address of this machine ({error.strerror}); use 127.0.0.1, or 0.0.0.0 "
+                "for all of them."
+            ) from None
         except OSError as error:
             holder = _holder(port)
             by = f" by {holder}" if holder else ""

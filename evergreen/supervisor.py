@@ -58,6 +58,9 @@ class Supervisor:
                 self._look_after_children()
                 self._look_for_readiness(started)
                 sleep(TICK_S)
+            self._tell(
+                "Stopping: running requests and the running update are given time to end; once more stops at once."
+            )
             self._drain()
         finally:
             for child in self.children:

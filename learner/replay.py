@@ -80,6 +80,7 @@ def _first(updates: Sequence[RecordedUpdate], policy: str, artifacts: Path, star
 
 
 def _run(updates: Sequence[RecordedUpdate], settings: Settings, scratch: Path) -> Iterator[Replayed]:
+    torch.set_flush_denormal(True)  # as the learn worker does
     state: LearnerState | None = None
     artifacts, head = settings.artifacts_dir, None
     for update in updates:

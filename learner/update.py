@@ -66,7 +66,7 @@ def _step(claim: Claim, state: LearnerState, trajectories: Sequence[Trajectory])
         trajectories,
         state.settings,
         claim.updates_done,
-        reward_shortfall(returns, claim.reward_min, claim.reward_max),
+        reward_shortfall(returns, [r.reward_count for r in claim.rollouts], claim.reward_min, claim.reward_max),
         tuple(state.recent_returns),
     )
     state.recent_returns.extend(reversed(returns))  # a claim begins with the newest

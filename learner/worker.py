@@ -6,7 +6,6 @@ after the commit, so whatever goes wrong in between, the next claim reads it aga
 
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -58,6 +57,9 @@ is to blame: all go back as they were."""
 REST_S = 30.0
 """Pause of a policy after such an error: a full disk is not tried again every second."""
 
+FINISHES_WITHIN_S = 15.0
+"""After a stop. `evergreen up`, and docker by a setting of its own, kill a learner that has not ended after 30 s."""
+
 Train = Callable[[Claim, LearnerState], Trained]
 
 
@@ -69,16 +71,16 @@ class LearnWorker:
         self._settings = settings
         self._artifacts = settings.artifacts_dir
         self.database = database
-        self._stopping = threading.Event()
+        self._stopping_since: float | None = None
         self._state: LearnerState | None = None
         self._resting_until: dict[UUID, float] = {}
         self._turn = UUID(int=0)
         """The policy whose turn was last."""
 
     def stop(self) -> None:
-        """Claim no further update. The one under way is finished; if the process is killed first, its lease runs out
-        and its rollouts are claimed again."""
-        self._stopping.set()
+        """Claim no further update. The one under way is finished if that takes no longer than FINISHES_WITHIN_S; if it
+        does, its rollouts are given back as they were, before whoever stops this process kills it."""
+        self._stopping_since = time.monotonic()
 
     def tick(self) -> None:
         """Every policy once: version 0 where it is missing, then one update where one is due.
@@ -92,7 +94,7 @@ class LearnWorker:
         behind = sum(policy.id <= self._turn for policy in policies)
         for policy in policies[behind:] + policies[:behind]:
             self._turn = policy.id
-            if self._stopping.is_set():
+            if self._stopping_since is not None:
                 return
             if time.monotonic() < self._resting_until.get(policy.id, 0.0):
                 continue
@@ -170,7 +172,13 @@ class LearnWorker:
 
     def _renew(self, update_id: UUID) -> bool:
         with self.database.write() as session:
-            return renew_lease(session, update_id, self.owner, LEASE_TTL_S)
+            if not renew_lease(session, update_id, self.owner, LEASE_TTL_S):
+                return False
+            if self._stopping_since is None or time.monotonic() - self._stopping_since < FINISHES_WITHIN_S:
+                return True
+            why = f"the learner was stopped, and the update had not ended after {FINISHES_WITHIN_S:g} s"
+            fail_update(session, update_id, self.owner, why, blame_rollouts=False)
+            return False
 
     def _update(self, claim: Claim, lease: LeaseKeeper, train: Train) -> None:
         """From claim to commit.

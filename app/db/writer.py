@@ -188,11 +188,20 @@ def _run_item(connection: Connection, item: _Item) -> tuple[Any, Exception | Non
             result = item.work(session)
             session.commit()
         except Exception as error:
-            if isinstance(error, DBAPIError) and (_is_conflict(error) or error.connection_invalidated):
+            if isinstance(error, DBAPIError) and (
+                _is_conflict(error) or error.connection_invalidated or _was_rolled_back(connection)
+            ):
                 raise
             session.rollback()
             return None, error
         return result, None
+
+
+def _was_rolled_back(connection: Connection) -> bool:
+    """Whether the database ended the whole transaction by itself, as SQLite does when the disk is full: what earlier
+    items wrote is gone then, and later ones would commit on their own."""
+    in_transaction = getattr(connection.connection.dbapi_connection, "in_transaction", True)  # sqlite3 alone tells
+    return not in_transaction
 
 
 def _is_conflict(error: Exception) -> bool:

@@ -9,7 +9,9 @@ _SKIPPED = {
     SkipReason.STALE: "its samples had become older than the policy's max_staleness",
     SkipReason.OFF_LINEAGE: "it was sampled by a version that the current weights do not descend from",
     SkipReason.NO_ACTION_TOKENS: "it has no sampled token",
-    SkipReason.OFF_DISTRIBUTION_SAMPLING: "its requests sampled with more than temperature, max_tokens, stop and seed",
+    SkipReason.OFF_DISTRIBUTION_SAMPLING: (
+        "its requests sampled below temperature 0.2, or with more than temperature, max_tokens, stop and seed"
+    ),
     SkipReason.MISSING_LOGPROBS: "the engine gave no usable log-probs for it",
     SkipReason.UNKNOWN_WEIGHTS: "the engine did not say, or not in a way that fits, which version sampled it",
     SkipReason.ABORTED: "its requests were aborted",

@@ -10,7 +10,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 from uuid_utils.compat import uuid7
 
-from app.db.models import ApiKey, Feedback, Policy, Rollout
+from app.db.models import ApiKey, Feedback, Interaction, Policy, Rollout
 from app.db.repositories.feedback import (
     ENVIRONMENT_ERROR,
     REWARD,
@@ -76,6 +76,7 @@ def apply_feedback(session: Session, key: ApiKey, new: NewFeedback) -> dict[str,
     if repeated is not None:
         return repeated
     _check(session, rollout, new)
+    _check_turn(session, interaction_id, new)
     feedback = Feedback(
         id=uuid7(),
         rollout_id=rollout.id,
@@ -180,6 +181,21 @@ def _check(session: Session, rollout: Rollout, new: NewFeedback) -> None:
             f"{policy.name!r} declares; scale it into that range, or send it under another metric to record it only",
             code="reward_out_of_range",
             param="reward",
+        )
+
+
+def _check_turn(session: Session, interaction_id: UUID | None, new: NewFeedback) -> None:
+    """A call that came after its rollout's end is no turn of it: its reward must not change what the others earned."""
+    if interaction_id is None or new.value is None or new.metric != REWARD:
+        return
+    interaction = session.get_one(Interaction, interaction_id)
+    if interaction.reason == SkipReason.AFTER_CLOSE:
+        raise Conflict(
+            f"Interaction {interaction_id} came after the end of its rollout {interaction.rollout_id} and is no turn "
+            "of it, so no reward can be posted for it. Give every episode a rollout id of its own; the header "
+            "X-Untrained-Reason of a reply says when one has ended already.",
+            code="interaction_after_close",
+            param="interaction_id",
         )
 
 

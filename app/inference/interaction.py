@@ -114,10 +114,12 @@ class RunningInteraction:
     @property
     def headers(self) -> dict[str, str]:
         assert self._begun is not None
+        reason = self._begun.untrainable
         return {
             "X-Interaction-Id": str(self.id),
             "X-Rollout-Id": str(self._begun.rollout_id),
             "X-Policy-Version": str(self.version),
+            **({"X-Untrained-Reason": str(reason)} if reason else {}),
         }
 
     async def start(self) -> None:
@@ -137,10 +139,16 @@ class RunningInteraction:
                     avoid.add(self._route.url)
                 await self._reroute(error, avoid)
             except AdapterNotLoaded as error:
-                if self._pinned or reloaded:
+                if reloaded:
                     raise gateway_error(error, pinned=self._pinned) from error
                 reloaded = True
-                await self._reroute(error, avoid)
+                try:
+                    # an engine that was restarted has lost it, whatever the database still says
+                    await self._reroute(error, avoid | {self._route.url})
+                except ApiError:
+                    if self._pinned:
+                        raise
+                    await self._reroute(error, avoid)  # the only engine may have the next version by now
             except EngineError as error:
                 raise gateway_error(error, pinned=self._pinned) from error
         self._first_token_at = datetime.now(UTC)

@@ -21,6 +21,10 @@ ACCEPTED = (0.5, 1.5)
 NOISE_SAMPLES = 50
 """So many real versions measure a replica's noise; until then the canary records and alarms, and rejects nothing."""
 NOISE_QUANTILE = 0.9
+SURE_AT = 3.0
+"""A version is failed only where |d| is this many times the noise. One canary's noise is no sum of independent errors:
+rounding goes along with d, and versions that were served well scored -0.7 to 0.48 at 1 to 2.1 times the noise. Noise
+that lies wholly along d moves a score by noise / |d|: here it would have to be one and a half times its quantile."""
 
 
 class Verdict(StrEnum):
@@ -89,7 +93,7 @@ def judge(comparison: Comparison, noise: Sequence[float]) -> Verdict:
     if ACCEPTED[0] < comparison.score < ACCEPTED[1]:
         return Verdict.VERIFIED
     level = float(np.quantile(noise, NOISE_QUANTILE)) if noise else 0.0
-    if comparison.distance <= level * sqrt(comparison.tokens):
+    if comparison.distance <= SURE_AT * level * sqrt(comparison.tokens):
         return Verdict.INDISTINGUISHABLE
     return Verdict.FAILED
 

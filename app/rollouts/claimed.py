@@ -51,6 +51,8 @@ class ClaimedRollout:
     interactions: tuple[ClaimedInteraction, ...]
     final_reward: float
     """The rollout's own reward(s), without its turns' (0.0 without one)."""
+    reward_count: int = 1
+    """How many rewards its return is the sum of: each lies in the policy's declared range."""
     group: str | None = None
     """Rollouts of one prompt have the same one (app/rollouts/groups.py); None: it is of no group."""
 

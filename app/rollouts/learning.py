@@ -222,6 +222,7 @@ def snapshot(session: Session, policy_id: UUID, head: int, rollouts: Sequence[Ro
                 for interaction in interactions[rollout.id]
             ),
             final_reward=rewards.get((rollout.id, None), 0.0),
+            reward_count=max(1, sum(of_rollout == rollout.id for of_rollout, _ in rewards)),
             group=group_of(rollout.key_id, rollout.tags),
         )
         for rollout in rollouts

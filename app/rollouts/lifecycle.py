@@ -15,6 +15,7 @@ from app.db.models import Interaction, Rollout
 from app.db.repositories.feedback import has_environment_error
 from app.db.repositories.rollouts import (
     completed_interactions,
+    count_interactions,
     interaction_outcomes,
     lock_interaction,
     lock_named_rollout,
@@ -64,6 +65,8 @@ class Begun:
     interaction_id: UUID
     rollout_id: UUID
     parent_id: UUID | None
+    untrainable: SkipReason | None
+    """Why it will not be trained, as far as that is known before it runs."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ def begin_interaction(session: Session, new: NewInteraction) -> Begun:
     """
     rollout, now, is_new = _rollout_of(session, new)
     earlier = [] if is_new else completed_interactions(session, rollout.id)
-    if len(earlier) >= MAX_INTERACTIONS:
+    if not is_new and count_interactions(session, rollout.id) >= MAX_INTERACTIONS:
         raise Conflict(
             f"The rollout {new.client_rollout_id!r} has {MAX_INTERACTIONS} interactions, which is as many as one may "
             "have: post its final reward or close it, and give the next episode an id of its own.",
@@ -127,7 +130,7 @@ def begin_interaction(session: Session, new: NewInteraction) -> Begun:
         )
     )
     session.flush()
-    return Begun(new.id, rollout.id, parent_id)
+    return Begun(new.id, rollout.id, parent_id, reason)
 
 
 def complete_interaction(session: Session, interaction_id: UUID, done: Completed) -> None:

@@ -5,12 +5,12 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from app.db.models import ApiKey, Rollout
-from app.db.repositories.rollouts import find_rollouts
+from app.db.repositories.rollouts import as_uuid, find_rollouts, rollout_of_interaction
 from app.errors import Conflict, NotFound
 
 
 def find_rollout(session: Session, *, key: ApiKey, policy_id: UUID | None, identifier: str) -> Rollout:
-    """The rollout with this id (ours, or the client's) that the key may reach.
+    """The rollout with this id (ours, or the client's), or with an interaction of this id, that the key may reach.
 
     A key reaches its own rollouts; one with `admin`, or with `feedback` but without `inference`, every rollout of its
     policies. A name that the key gave itself means its own rollout, whoever else used that name.
@@ -22,12 +22,15 @@ def find_rollout(session: Session, *, key: ApiKey, policy_id: UUID | None, ident
     found = find_rollouts(session, identifier, key_id=key.id, policy_id=within)
     if not found and _reaches_everyones(key):
         found = find_rollouts(session, identifier, key_id=None, policy_id=within)
+    if not found and (interaction := as_uuid(identifier)) is not None:
+        of_interaction = rollout_of_interaction(session, interaction)
+        found = [of_interaction] if of_interaction is not None and may_reach(key, of_interaction) else []
     # a key that is bound to one policy reaches no other, whatever was asked for
     found = [rollout for rollout in found if policy_id is None or rollout.policy_id == policy_id]
     if not found:
         raise NotFound(
-            f"There is no rollout {identifier!r} that this key may reach; use the id from the reply's X-Rollout-Id "
-            "header, or the name that the same key gave it.",
+            f"There is no rollout {identifier!r} that this key may reach; use a reply's id, its X-Rollout-Id "
+            "header, or the name that the same key gave the rollout.",
             code="rollout_not_found",
             param="rollout_id",
         )

@@ -5,7 +5,9 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,14 +15,18 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
+from sqlalchemy import select
 from sqlalchemy import update as sql_update
 from transformers import AutoModelForCausalLM
 
-from app.db.models import Policy
+import learner.worker
+from app.db.models import Policy, Rollout
 from app.db.repositories.policies import get_policy
 from app.db.session import Database
 from app.settings import Settings
 from learner.artifacts import sha256_of
+from learner.lease import LeaseKeeper
+from learner.update import train
 from learner.worker import LearnWorker
 from tests.integration.learner.scene import LEARNING, SHARED_PROMPT, Scene
 
@@ -237,3 +243,39 @@ def test_learning_raises_the_reward(
         shares.append(probabilities[:, ::2].sum(-1).mean().item())
     assert scene.policy().head == updates - 1
     assert shares[1] > shares[0] + rise
+
+
+def test_an_update_that_a_stop_cannot_wait_for_blames_no_rollout(
+    scene: Scene, new_worker: NewWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The learner is told to stop while it trains, and the update takes longer than it is given."""
+    rollouts = scene.rollouts(4)
+    worker = new_worker()
+    worker.tick()  # the critic's warm-up
+    scene.rollouts(4)
+    monkeypatch.setattr(learner.worker, "FINISHES_WITHIN_S", 0.0)
+    monkeypatch.setattr(learner.worker, "LeaseKeeper", partial(LeaseKeeper, every_s=0.01))
+    given_back = threading.Event()
+    fail = learner.worker.fail_update
+
+    def failing(*args: object, **kwargs: object) -> None:
+        fail(*args, **kwargs)  # type: ignore[arg-type]
+        given_back.set()
+
+    def slow(*args: object) -> object:
+        worker.stop()
+        assert given_back.wait(30)
+        return train(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(learner.worker, "fail_update", failing)
+    monkeypatch.setattr(learner.worker, "train", slow)
+    worker.tick()
+    warm_up, stopped = scene.updates()
+    assert (warm_up.state, stopped.state) == ("done", "failed")
+    assert "the learner was stopped" in (stopped.error or "")
+    assert scene.states() == {("trained", None): len(rollouts), ("ready", None): 4}
+    with scene.database.read() as session:
+        assert {r.retry_group for r in session.scalars(select(Rollout))} == {None}
+    assert scene.policy().head == 0
+    new_worker().tick()
+    assert scene.policy().head == 1

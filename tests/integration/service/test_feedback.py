@@ -82,3 +82,33 @@ def test_an_outcome_without_a_reward(http):
     made = call(http)
     answer = http.post("/v1/feedback", json={"rollout_id": made["rollout"], "outcome": "environment_error"}).json()
     assert answer["rollout"] == {"state": "skipped", "reason": "environment_error"}
+
+
+def test_a_call_after_the_end_says_so_and_takes_no_reward(http, world: World):
+    first = call(http, "ep-A")
+    http.post("/v1/feedback", json={"rollout_id": "ep-A", "reward": 1})
+    reply = http.post("/v1/chat/completions", json=CHAT, headers={"X-Rollout-Id": "ep-A"})
+    assert (reply.status_code, reply.headers["x-untrained-reason"]) == (200, "after_close")
+    refused = http.post("/v1/feedback", json={"interaction_id": reply.headers["x-interaction-id"], "reward": -1})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "interaction_after_close")
+    assert "rollout id of its own" in refused.json()["error"]["message"]
+    assert world.rollout(first["rollout"]).total_return == 1.0
+    commented = http.post(
+        "/v1/feedback", json={"interaction_id": reply.headers["x-interaction-id"], "comment": "a rerun"}
+    )
+    assert commented.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"temperature": 0.1}, "off_distribution_sampling"),
+        ({"top_p": 0.5}, "off_distribution_sampling"),
+        ({"metadata": {"train": "false"}}, "opted_out"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_reply_says_why_it_is_not_trained(http, changes, reason, stream):
+    reply = http.post("/v1/chat/completions", json={**CHAT, **changes, "stream": stream})
+    assert reply.headers.get("x-untrained-reason") == reason

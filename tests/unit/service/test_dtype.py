@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from app.policies.dtype import resolve_dtype
 
@@ -17,7 +19,8 @@ from app.policies.dtype import resolve_dtype
         ({"torch_dtype": "bfloat16"}, "bfloat16"),
         ({"torch_dtype": "float32"}, "float32"),
         ({"dtype": "float16"}, "bfloat16"),
-        ({}, "float32"),
+        ({"dtype": "torch.float32"}, "float32"),
+        ({"text_config": {"dtype": "bfloat16"}}, "bfloat16"),
     ],
 )
 def test_auto_is_the_dtype_of_the_files(tmp_path: Path, config: dict[str, Any], expected: str) -> None:
@@ -33,3 +36,10 @@ def test_a_named_dtype_is_taken_as_it_is(tmp_path: Path) -> None:
 def test_a_directory_without_a_configuration_says_so(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"config\.json"):
         resolve_dtype("auto", tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_configuration_that_names_none_leaves_it_to_the_weights(tmp_path: Path, dtype: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    save_file({"w": torch.zeros(2, dtype=getattr(torch, dtype))}, tmp_path / "model.safetensors", {"format": "pt"})
+    assert resolve_dtype("auto", tmp_path) == dtype
