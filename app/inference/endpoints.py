@@ -11,7 +11,6 @@ from app.auth import InferenceKey, may_use
 from app.body import json_body, off_loop_if_large, read_object
 from app.db.models import ApiKey, Policy
 from app.db.repositories.policies import get_policy, list_policies
-from app.engine.replicas import candidates
 from app.errors import InvalidRequest, NotFound
 from app.inference.interaction import Call
 from app.inference.labels import read_labels
@@ -82,7 +81,7 @@ async def model(name: str, service: ServiceDep, key: InferenceKey) -> dict[str, 
     """One policy, or one of its versions that is loaded, as `name@version`."""
     policy_name, number = policy_and_number(name)
 
-    def work(session: Session) -> dict[str, Any]:
+    def work(session: Session) -> Policy:
         policy = get_policy(session, policy_name)
         if not may_use(key, policy):
             raise NotFound(
@@ -90,11 +89,12 @@ async def model(name: str, service: ServiceDep, key: InferenceKey) -> dict[str, 
                 code="model_not_found",
                 param="model",
             )
-        if number is not None:
-            candidates(session, policy.id, number)  # raises what a completion by it would be answered
-        return _model(policy) | {"id": name}
+        return policy
 
-    return await service.read(work)
+    policy = await service.read(work)
+    if number is not None:
+        await service.router.rows(policy.id, number)  # raises what a completion by it would be answered
+    return _model(policy) | {"id": name}
 
 
 def _model(policy: Policy) -> dict[str, Any]:

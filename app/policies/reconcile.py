@@ -24,7 +24,7 @@ from app.policies.canary import Comparison, Verdict, compare, judge, rejects, wi
 from app.policies.ownership import Ownership
 from app.policies.plan import Plan, Step, make_plan
 from app.policies.readings import Readings
-from app.policies.swap import swap_weights
+from app.policies.swap import TurnLost, swap_weights
 
 SWAP_RETRY_S = 30.0
 """A swap that was undone because the engine was busy closes the replica again not before so long."""
@@ -84,8 +84,11 @@ class ReplicaPass:
         if not self._ownership.take():
             return
         with self._ownership.kept():
-            if self._look():
-                self._converge()
+            try:
+                if self._look():
+                    self._converge()
+            except TurnLost as lost:
+                log.warning("turn_lost", replica=self._url, error=str(lost))
 
     def _look(self) -> bool:
         """Whether it answers; notes what it serves."""
@@ -196,7 +199,7 @@ class ReplicaPass:
 
     def _swap(self, version: PolicyVersion) -> None:
         self._weights = None
-        self._paused_ms = swap_weights(self._work, self._url, version)
+        self._paused_ms = swap_weights(self._work, self._url, version, self._ownership.take)
         self._weights = version.adapter_name
         self._readings.drop(version.adapter_name)
 

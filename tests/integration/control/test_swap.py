@@ -252,6 +252,23 @@ def test_a_killed_control_worker_is_made_good(
     assert world.replica(engine.url).swap_began_at is None
 
 
+def test_a_control_worker_that_stood_still_for_too_long_labels_nothing(
+    world: World, engine: FakeEngine, live: Deployer
+) -> None:
+    """Its label would be believed, on weights that another process has loaded meanwhile."""
+    world.add_version(1)
+
+    def take_over() -> None:
+        with world.database.write() as session:
+            session.execute(update(Replica).values(owner="another", owned_until=datetime(2100, 1, 1, tzinfo=UTC)))
+
+    engine.at_reload = take_over
+    live.tick(PATIENCE_S)
+    assert engine.calls == ["pause", "reload default-v1"]
+    assert (world.live, world.deployment(1).state) == (0, DeploymentState.LOADING)
+    assert world.replica(engine.url).swap_began_at is not None
+
+
 def test_an_engine_that_somebody_paused_is_resumed(world: World, engine: FakeEngine, live: Deployer) -> None:
     engine.paused = True
     live.tick(PATIENCE_S)

@@ -64,6 +64,17 @@ def test_requests_wait_outside_and_are_answered(world: World, engine: FakeEngine
     assert len(engine.bodies) == 4
 
 
+def test_asking_for_the_loaded_version_waits_too(world: World):
+    swap_began(world, datetime.now(UTC))
+    with ThreadPoolExecutor(1) as pool, world.http() as http:
+        call = pool.submit(http.get, "/v1/models/default@0")
+        done, _ = wait([call], timeout=0.3)
+        assert not done
+        assert http.get("/v1/models/default").status_code == 200
+        swap_began(world, None)
+        assert call.result().status_code == 200
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_that_meets_the_pause_is_sent_again_after_it(world: World, engine: FakeEngine, stream: bool):
     """It was on its way when the replica was closed: vLLM 0.33 answers 503, as if its queue were full."""
