@@ -64,14 +64,19 @@ def validated(model: type[M], value: dict[str, Any]) -> M:
         return model.model_validate(value)
     except ValidationError as error:
         errors = error.errors(include_url=False)
-        unknown = [str(each["loc"][-1]) for each in errors if each["type"] == "extra_forbidden"]
-        if unknown:
-            raise InvalidRequest(
-                f"{unknown[0]!r} is not read here: remove it, or use one of {', '.join(model.model_fields)}.",
-                code="unknown_field",
-                param=unknown[0],
-            ) from None
-        raise invalid_fields(errors, value) from None
+        raise unknown_field(errors, model) or invalid_fields(errors, value) from None
+
+
+def unknown_field(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> InvalidRequest | None:
+    """If pydantic complains of a field that `model` does not have: the first such complaint."""
+    unknown = next((each["loc"] for each in errors if each["type"] == "extra_forbidden"), None)
+    if unknown is None:
+        return None
+    return InvalidRequest(
+        f"{unknown[-1]!r} is not read here: remove it, or use one of {', '.join(model.model_fields)}.",
+        code="unknown_field",
+        param=".".join(map(str, unknown)),
+    )
 
 
 def invalid_fields(errors: Sequence[ErrorDetails], value: Any) -> InvalidRequest:

@@ -26,9 +26,25 @@ SWEEP_TICK = "control.sweep_tick"
 RETENTION_TICK = "control.retention_tick"
 
 
+class Every(schedule):
+    """Due every so many seconds of the monotonic clock: celery's own takes the wall clock, and is due never while that
+    has been set back."""
+
+    def __init__(self, every_s: float) -> None:
+        super().__init__(every_s)
+        self._due_at = monotonic()
+
+    def is_due(self, last_run_at: datetime) -> schedstate:
+        now = monotonic()
+        if now < self._due_at:
+            return schedstate(False, self._due_at - now)
+        self._due_at = max(self._due_at + self.seconds, now)
+        return schedstate(True, self._due_at - now)
+
+
 def _tick(task: str, queue: QueueName, every_s: float) -> dict[str, Any]:
     # a tick that waited as long as its period is worthless: the next one is there
-    return {"task": task, "schedule": every_s, "options": {"queue": queue, "expires": every_s}}
+    return {"task": task, "schedule": Every(every_s), "options": {"queue": queue, "expires": every_s}}
 
 
 def _broker(settings: Settings) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class Run:
                 episodes = [self.environment.reset((rollouts + i) // self.per_prompt, phase) for i in range(batch)]
                 trajectories, scores, other = self._sample(episodes, self.older[0], rollouts)
                 sampled = time.perf_counter()
-                shortfall = reward_shortfall(scores, -1.0, 1.0)  # the default policy's range
+                shortfall = reward_shortfall(scores, [1] * len(scores), -1.0, 1.0)  # the default policy's range
                 result = run_update(self.model, self.optimisers, trajectories, self.learning, done, shortfall, rewards)
                 ended = time.perf_counter()
                 rewards_of_phase += scores

@@ -32,7 +32,9 @@ def prepare(settings: Settings) -> Path:
     database = Database(settings.database_url, sqlite_synchronous=settings.sqlite_synchronous)
     try:
         database.upgrade()
-        base_model = ensure_base_model(settings)
+        with database.read() as session:
+            made_for = next((p.base_model for p in list_policies(session) if p.name == DEFAULT_POLICY), None)
+        base_model = ensure_base_model(settings, Path(made_for) if made_for else None)
         policy = _default_policy(database, settings, base_model)
         if policy.head is None:
             version = write_version_zero(

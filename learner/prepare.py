@@ -37,19 +37,22 @@ class WrittenVersion(NamedTuple):
     adapter_name: str
 
 
-def ensure_base_model(settings: Settings) -> Path:
+def ensure_base_model(settings: Settings, policys: Path | None = None) -> Path:
     """The directory (Hugging Face layout) of the configured base model; makes it on the first call.
 
     The packaged default is converted once into models/, in what is faster here unless a dtype is set. A local directory
     is used where it is: engine and learner cast weights as they load them. Anything else is a hub name, the one case
     that touches the network, once.
 
+    policys: the base model that the default policy was made for, if there is one; where no dtype is set a conversion
+    of the packaged default that it was made for stays.
+
     Raises:
         ModelUnavailable: the package, directory or hub model cannot be used.
     """
     if settings.model == DEFAULT_MODEL:
         with _locked(settings.models_dir / DEFAULT_MODEL):
-            dtype = _converted_dtype(settings) if settings.dtype == "auto" else settings.dtype
+            dtype = _converted_dtype(settings, policys) if settings.dtype == "auto" else settings.dtype
             final = _packaged_dir(settings, dtype)
             if not final.is_dir():
                 _convert_packaged(final, dtype)
@@ -126,10 +129,13 @@ def _packaged_dir(settings: Settings, dtype: Dtype) -> Path:
     return settings.models_dir / f"{DEFAULT_MODEL}-{dtype}"
 
 
-def _converted_dtype(settings: Settings) -> Dtype:
-    """That of the conversion which the home has, as its policies were made for it; else what is faster here."""
+def _converted_dtype(settings: Settings, policys: Path | None) -> Dtype:
+    """That of the conversion which the policy was made for; of the only one that the home has; or what is faster."""
     dtypes: tuple[Dtype, ...] = ("bfloat16", "float32")
     there = [dtype for dtype in dtypes if _packaged_dir(settings, dtype).is_dir()]
+    for dtype in there:
+        if policys is not None and policys.name == _packaged_dir(settings, dtype).name:
+            return dtype
     return there[0] if len(there) == 1 else faster_dtype()
 
 

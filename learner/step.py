@@ -45,7 +45,8 @@ class UpdateResult:
     """Wall seconds per phase."""
     summaries: dict[UUID, RolloutSummary]
     policy_changed: bool
-    """False in a critic warm-up: there is no new policy version then."""
+    """False in a critic warm-up, and where nothing is left to gain and the learning rate is 0: there is no new policy
+    version then."""
 
 
 def run_update(
@@ -102,7 +103,7 @@ def run_update(
         },
         seconds=seconds,
         summaries=_summaries(trajectories, advantages, policy, settings),
-        policy_changed=not warming_up,
+        policy_changed=policy_lr is not None and policy_lr > 0,
     )
 
 

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from app.admin.pages import DEFAULT_LIMIT, Json, Limit
 from app.auth import AdminKey
-from app.body import Body, invalid_fields, json_body, read_object, validated
+from app.body import Body, invalid_fields, unknown_field, json_body, read_object, validated
 from app.db.models import Policy, PolicyVersion
 from app.db.repositories.deployments import retry_version
 from app.db.repositories.policies import create_policy, get_policy, list_policies, lock_policy, set_learning
@@ -180,7 +180,8 @@ def _settings(value: dict[str, Any], training: Training) -> LearningSettings:
         return LearningSettings.model_validate(value, context={"training": training})
     except ValidationError as error:
         errors = [{**each, "loc": ("settings", *each["loc"])} for each in error.errors(include_url=False)]
-        raise invalid_fields(cast(list[ErrorDetails], errors), {"settings": value}) from None
+        located = cast(list[ErrorDetails], errors)
+        raise unknown_field(located, LearningSettings) or invalid_fields(located, {"settings": value}) from None
 
 
 async def _base_model(service: Service, directory: str | None) -> str:

@@ -10,10 +10,11 @@ from sqlalchemy import or_, select, update
 from sqlalchemy.orm import Session
 
 from app.db.models import Deployment, Interaction, Policy, PolicyVersion, Update
+from app.db.repositories.deployments import WINDOW
 from app.db.repositories.policies import lock_policy
 from app.db.repositories.rollouts import in_state
 from app.db.types import clock
-from app.rollouts.states import DeploymentState, InteractionState, UpdateState
+from app.rollouts.states import DeploymentState, InteractionState, UpdateState, VersionStatus
 
 VERSIONS_KEPT = {"lora": 20, "full": 3}
 """By what is trained: a version of all weights is a whole model, and engines have one of them loaded."""
@@ -34,6 +35,11 @@ def take_old_versions(session: Session, policy_id: UUID) -> list[PolicyVersion]:
     in_use = select(Interaction.version).where(
         Interaction.policy_id == policy_id, in_state(Interaction.state, InteractionState.RUNNING)
     )
+    # those that engines have, and are to have again after a restart, when no row says so
+    window = select(PolicyVersion.number).where(
+        mine, PolicyVersion.status.in_([VersionStatus.LIVE, VersionStatus.RETIRED])
+    )
+    window = window.order_by(PolicyVersion.number.desc()).limit(WINDOW if policy.training == "lora" else 1)
     loaded = select(Deployment.version_id).where(
         Deployment.state.in_([DeploymentState.LOADING, DeploymentState.VERIFIED])
     )
@@ -45,6 +51,7 @@ def take_old_versions(session: Session, policy_id: UUID) -> list[PolicyVersion]:
                 PolicyVersion.number.not_in(named),
                 PolicyVersion.number.not_in(newest),
                 PolicyVersion.number.not_in(in_use),
+                PolicyVersion.number.not_in(window),
                 PolicyVersion.id.not_in(loaded),
                 ~PolicyVersion.pinned,
             )

@@ -45,6 +45,8 @@ def test_auto_keeps_the_conversion_that_a_home_has(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(learner.prepare, "faster_dtype", lambda: "float32")
     had = ensure_base_model(Settings(home=tmp_path, dtype="bfloat16"))
     assert ensure_base_model(Settings(home=tmp_path, dtype="auto")) == had
+    ensure_base_model(Settings(home=tmp_path, dtype="float32"))  # by mistake, say
+    assert ensure_base_model(Settings(home=tmp_path, dtype="auto"), had) == had
 
 
 @pytest.mark.usefixtures("no_network")
