@@ -14,7 +14,7 @@ from app.policies.learning import LearningSettings
 from learner.full_model import FullModel
 from learner.gradient_checkpointing import checkpoint_layers
 from learner.lora_model import LoraModel
-from learner.model import LearnerModel, Role
+from learner.model import LearnerModel, Role, _SharedPrefix
 from learner.optimisers import build_optimisers
 from learner.plan import MicroBatch, plan_batch
 from learner.prepare import write_version_zero
@@ -96,6 +96,20 @@ def test_layers_run_again_and_without_dropout(build: Build) -> None:
     groups = plan_batch(two_prefix_batch(), 24).groups
     passes = sum(len(group.micro_batches) + (group.prefix_ids.numel() > 0) for group in groups)
     assert len(runs) == 2 * 2 * passes
+
+
+def test_a_layer_that_runs_again_records_no_second_prefix(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would hold the recomputed activations of every layer at once."""
+    recorded: list[int] = []
+    backward = _SharedPrefix.backward
+
+    def counting(prefix: _SharedPrefix) -> None:
+        backward(prefix)
+        recorded.append(len(prefix._outputs.keys))
+
+    monkeypatch.setattr(_SharedPrefix, "backward", counting)
+    gradients(build(True), "policy", 4096)
+    assert sorted(recorded) == [0, 2, 2]  # layers per group; one group shares nothing
 
 
 def test_a_model_without_such_layers_is_refused() -> None:
