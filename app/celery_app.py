@@ -13,6 +13,7 @@ from celery import Celery
 from celery.signals import after_setup_logger
 from kombu.entity import Exchange, Queue
 
+from app.beat import Every
 from app.settings import Settings, get_settings
 
 QueueName = Literal["learn", "control"]
@@ -24,22 +25,6 @@ PRETRAIN_VALUE = "learner.pretrain_value"
 DEPLOY_TICK = "control.deploy_tick"
 SWEEP_TICK = "control.sweep_tick"
 RETENTION_TICK = "control.retention_tick"
-
-
-class Every(schedule):
-    """Due every so many seconds of the monotonic clock: celery's own takes the wall clock, and is due never while that
-    has been set back."""
-
-    def __init__(self, every_s: float) -> None:
-        super().__init__(every_s)
-        self._due_at = monotonic()
-
-    def is_due(self, last_run_at: datetime) -> schedstate:
-        now = monotonic()
-        if now < self._due_at:
-            return schedstate(False, self._due_at - now)
-        self._due_at = max(self._due_at + self.seconds, now)
-        return schedstate(True, self._due_at - now)
 
 
 def _tick(task: str, queue: QueueName, every_s: float) -> dict[str, Any]:
@@ -81,7 +66,7 @@ def create_celery_app(settings: Settings) -> Celery:
         worker_prefetch_multiplier=1,
         worker_enable_remote_control=False,
         worker_redirect_stdouts=False,
-        beat_scheduler="celery.beat:Scheduler",  # in memory: ticks of a minute at most need no schedule file
+        beat_scheduler="app.beat:SteadyScheduler",  # in memory: ticks of a minute at most need no schedule file
         beat_schedule={
             "learn": _tick(LEARN_TICK, "learn", 1.0),
             "deploy": _tick(DEPLOY_TICK, "control", 1.0),

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from app.admin.pages import DEFAULT_LIMIT, Json, Limit
 from app.auth import AdminKey
-from app.body import Body, invalid_fields, unknown_field, json_body, read_object, validated
+from app.body import Body, invalid_fields, json_body, read_object, unknown_field, validated
 from app.db.models import Policy, PolicyVersion
 from app.db.repositories.deployments import retry_version
 from app.db.repositories.policies import create_policy, get_policy, list_policies, lock_policy, set_learning

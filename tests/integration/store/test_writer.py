@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -11,7 +12,7 @@ from uuid import UUID
 
 import pytest
 from sqlalchemy import event, func, select, text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 from uuid_utils.compat import uuid7
 
@@ -298,3 +299,27 @@ def test_many_threads_call_and_reward_through_two_writers(world: World, open_dat
     with world.database.read() as session:
         assert sorted(session.scalars(select(Interaction.id))) == sorted(acknowledged)
         assert session.scalar(select(func.count()).select_from(Rollout)) == rollouts
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+def test_a_transaction_that_the_database_ended_acknowledges_nothing_of_its_group(
+    writer: Writer, database: Database
+) -> None:
+    """On a full disk SQLite rolls the whole transaction back, not only what one item did since its savepoint."""
+
+    def too_much(session: Session) -> None:
+        connection = session.connection().connection.dbapi_connection
+        assert connection is not None
+        connection.rollback()
+        raise OperationalError("INSERT", {}, sqlite3.OperationalError("database or disk is full"))
+
+    gate = Gate(writer)
+    group = [writer.submit(work, order=UUID(int=n)) for n, work in enumerate((note("one"), too_much, note("two")), 1)]
+    gate.open()
+    for future in group:
+        with pytest.raises(StoreUnavailable, match="not confirmed"):
+            future.result(WAIT_S)
+    assert kinds(database) == []
+    writer.submit(note("kept"), order=uuid7()).result(WAIT_S)
+    assert not writer.died
+    assert kinds(database) == ["kept"]
