@@ -127,7 +127,7 @@ def replay(
 @experiment_app.command()
 def online(
     env: Annotated[str, typer.Option(help="tickets, writing or tools.")] = "writing",
-    arms: Annotated[str, typer.Option(help="Comma-separated; see docs/experiments.")] = "sao,running_mean",
+    arms: Annotated[str, typer.Option(help="Comma-separated; see docs/experiments/README.md.")] = "sao,running_mean",
     seeds: Annotated[int, typer.Option(min=1)] = 3,
     rollouts_per_phase: Annotated[int, typer.Option(min=1)] = 1120,
     watch: Annotated[int, typer.Option(min=1, help="Held-out episodes that every version is asked.")] = 24,

@@ -15,7 +15,7 @@ from app.db.models import ApiKey, Deployment, Event, Interaction, Policy, Policy
 from app.db.session import Database
 from app.policies.learning import LearningSettings
 from app.policies.retention import ORPHAN_AGE_S, Retention
-from app.rollouts.states import DeploymentState, InteractionState, UpdateState
+from app.rollouts.states import DeploymentState, InteractionState, UpdateState, VersionStatus
 
 
 class Files:
@@ -105,6 +105,17 @@ def test_versions_beyond_the_last_twenty_go_unless_somebody_needs_them(files: Fi
     with files.database.read() as session:
         gone = session.scalars(select(PolicyVersion.number).where(PolicyVersion.files_deleted_at.is_not(None)))
         assert sorted(gone) == [3, 5, 6, 7, 8, 9]
+
+
+def test_what_engines_load_again_after_a_restart_keeps_its_files(files: Files) -> None:
+    """Every fourth version was live, the others were superseded; the engine's rows are gone, as after its restart."""
+    paths = files.versions(45)
+    live = range(12, 44, 4)
+    for number in range(1, 45):
+        files.change(number, status=VersionStatus.RETIRED if number in live else VersionStatus.SUPERSEDED)
+    files.tick()
+    assert all(paths[number].exists() for number in live)  # eight of them
+    assert [number for number in range(25) if paths[number].exists()] == [0, 12, 16, 20, 24]
 
 
 def test_of_whole_models_the_last_three_are_kept(files: Files) -> None:

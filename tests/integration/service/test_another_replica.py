@@ -21,6 +21,11 @@ def reset() -> Script:
     return Script([], breaks_off=True)
 
 
+def restarted() -> Script:
+    """The engine has lost its adapters, and nobody has looked at it since."""
+    return refusal(404, "The model `default-v0` does not exist.")
+
+
 UNABLE = pytest.mark.parametrize(
     ("unable", "status", "code"), [(full, 429, "engine_overloaded"), (reset, 502, "engine_failed")]
 )
@@ -82,3 +87,17 @@ def test_after_the_first_token_none_is_tried(world: World, engine: FakeEngine, t
     assert (reply.status_code, reply.json()["error"]["code"]) == (502, "engine_failed")
     assert len(engine.bodies) == asked
     assert world.newest().completion_ids.tolist() == [41]
+
+
+@pytest.mark.parametrize("model", ["default", "default@0"])
+def test_one_that_was_restarted_is_got_around_however_idle_it_is(world: World, tried_first: FakeEngine, model: str):
+    tried_first.scripts += [restarted(), restarted()]
+    for asked in (1, 2):
+        assert chat(world, model=model).status_code == 200
+        assert len(tried_first.bodies) == asked
+
+
+def test_an_engine_that_lost_a_pinned_version_alone_says_so(world: World, engine: FakeEngine):
+    engine.scripts.append(restarted())
+    reply = chat(world, model="default@0")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "version_not_loaded")

@@ -58,6 +58,16 @@ def test_a_warm_up_trains_the_critic_alone(model: LoraModel) -> None:
     assert update(model, two_prefix_batch(), SETTINGS, done=SETTINGS.critic_warmup_updates).policy_changed
 
 
+def test_nothing_left_to_gain_makes_no_version(model: LoraModel) -> None:
+    before = {name: weight.detach().clone() for name, weight in model.policy_parameters.items()}
+    chosen = SETTINGS.model_copy(update={"lr_follows_shortfall": True})
+    result = update(model, two_prefix_batch(), chosen, shortfall=0.0)
+    assert not result.policy_changed
+    assert result.health["policy_lr"] == 0.0
+    assert all(torch.equal(before[name], weight) for name, weight in model.policy_parameters.items())
+    assert update(model, two_prefix_batch(), chosen, shortfall=0.01).policy_changed
+
+
 def test_an_update_changes_adapters_and_head_and_nothing_else(model: LoraModel) -> None:
     everything = dict(model.peft.named_parameters()) | {
         f"value_head.{n}": p for n, p in model.value_head.named_parameters()
