@@ -13,7 +13,7 @@ from learner.trajectory import Trajectory
 
 
 class PolicyBatch:
-    """What the objective needs of a batch's N action tokens, in flat order."""
+    """What the objective needs of a batch's N action tokens, in flat order. anchor_weights: (N,)."""
 
     def __init__(
         self,
@@ -21,10 +21,10 @@ class PolicyBatch:
         trajectories: Sequence[Trajectory],
         advantages: Tensor,
         settings: LearningSettings,
-        anchor_weight: float,
+        anchor_weights: Tensor,
     ) -> None:
         self.settings = settings
-        self.anchor_weight = anchor_weight
+        self._anchor_weights = anchor_weights
         self._plan = plan
         self.opening = torch.cat([t.opening for t in trajectories])
         self._behaviour = torch.cat([t.behaviour_logprobs for t in trajectories])
@@ -35,6 +35,11 @@ class PolicyBatch:
         taken, behaviour, advantages = self._taken(logprobs, micro_batch)
         band, clip = self.settings.dis_band, self.settings.clip
         return clipped_policy_loss(taken, behaviour, advantages, band, self._plan.token_count, clip)
+
+    def anchor_loss(self, anchor: Tensor, micro_batch: MicroBatch) -> Tensor:
+        """anchor: (n,) KL(base || pi). Its share of the batch's weighted mean."""
+        weights = self._anchor_weights[micro_batch.index].to(anchor.device)
+        return (weights * anchor).sum() / self._plan.token_count
 
     def common_pushes(self, parts: Iterable[tuple[MicroBatch, Tensor]]) -> Tensor:
         """(2, V) common pushes of the batch, from all of its micro-batches and their (n, V) log-probs."""

@@ -25,7 +25,7 @@ from learner.model import LearnerModel
 from learner.optimisers import Optimisers
 from learner.plan import BatchPlan, MicroBatch
 from learner.policy_batch import PolicyBatch
-from learner.sao.anchor import forward_kl
+from learner.sao.anchor import failing, forward_kl
 from learner.sao.centring import centring_loss
 from learner.sao.clipping import clip_accepted
 from learner.sao.health import entropy
@@ -57,11 +57,13 @@ def run_update(
     updates_done: int,
     shortfall: float,
     earlier_returns: Sequence[float] = (),
+    reward_range: tuple[float, float] = (-1.0, 1.0),
 ) -> UpdateResult:
     """Trains critic and policy on one batch, in place. `updates_done` counts the policy's earlier updates.
 
     shortfall: what the policy still has to gain (`reward_shortfall`); learning rate and anchor follow it if so set.
     earlier_returns: of the rollouts trained before this batch, oldest first, for a running mean.
+    reward_range: the policy's declared one, for the anchor where the critic expects failure.
 
     Raises:
         TrainingDiverged: a loss or gradient is not finite.
@@ -80,7 +82,7 @@ def run_update(
             values = read_values(model, plan)
     advantages = policy_advantages(trajectories, values, settings, earlier_returns)
     base_states, policy_lr = None, None
-    if settings.anchor_coefficient > 0:
+    if settings.anchor_coefficient > 0 or settings.anchor_where_failing > 0:
         with _timed(seconds, "anchor"):
             base_states = model.read_states("base", plan)
     with _timed(seconds, "policy"):
@@ -88,10 +90,8 @@ def run_update(
             policy = [_PolicyPass(model, plan, base_states).read()]
         else:
             policy_lr = _set_policy_lr(optimisers.policy, settings, updates_done, shortfall)
-            anchor_weight = settings.anchor_coefficient * (
-                (1 + shortfall) / 2 if settings.anchor_follows_shortfall else 1
-            )
-            batch = PolicyBatch(plan, trajectories, advantages, settings, anchor_weight)
+            anchor_weights = _anchor_weights(plan.token_count, values, settings, shortfall, reward_range)
+            batch = PolicyBatch(plan, trajectories, advantages, settings, anchor_weights)
             policy = [
                 _policy_step(model, optimisers.policy, plan, base_states, batch) for _ in range(settings.policy_steps)
             ]
@@ -105,6 +105,21 @@ def run_update(
         summaries=_summaries(trajectories, advantages, policy, settings),
         policy_changed=policy_lr is not None and policy_lr > 0,
     )
+
+
+def _anchor_weights(
+    tokens: int,
+    values: Tensor | None,
+    settings: LearningSettings,
+    shortfall: float,
+    reward_range: tuple[float, float],
+) -> Tensor:
+    """(N,) weights of KL(base || pi)."""
+    share = (1 + shortfall) / 2 if settings.anchor_follows_shortfall else 1
+    weights = torch.full((tokens,), settings.anchor_coefficient * share)
+    if values is not None:  # without a critic nothing is expected
+        weights += settings.anchor_where_failing * failing(values, *reward_range)
+    return weights
 
 
 def critic_step(
@@ -158,8 +173,7 @@ def _policy_step(
             opening = batch.opening[micro_batch.index].to(logprobs.device)
             result = result + centring_loss(logprobs, opening, pushes, settings.centring, plan.token_count)
         if base_states is not None:
-            anchor = policy_pass.anchor(logprobs, micro_batch)
-            result = result + batch.anchor_weight * anchor.sum() / plan.token_count
+            result = result + batch.anchor_loss(policy_pass.anchor(logprobs, micro_batch), micro_batch)
         return result
 
     optimiser.zero_grad()

@@ -68,6 +68,7 @@ def _step(claim: Claim, state: LearnerState, trajectories: Sequence[Trajectory])
         claim.updates_done,
         reward_shortfall(returns, [r.reward_count for r in claim.rollouts], claim.reward_min, claim.reward_max),
         tuple(state.recent_returns),
+        (claim.reward_min, claim.reward_max),
     )
     state.recent_returns.extend(reversed(returns))  # a claim begins with the newest
     return result

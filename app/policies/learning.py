@@ -62,6 +62,10 @@ class LearningSettings(BaseModel):
     anchor_follows_shortfall: bool = True
     """Whether that weight is multiplied by (1 + what is left to gain) / 2 (see `lr_follows_shortfall`): half of it
     where nothing is wrong, the whole of it at once when the policy's world changes."""
+    anchor_where_failing: float = Field(0.0, ge=0)
+    """Weight of the anchor that comes on top at a token where the critic expects failure: times the square of
+    min(1, 2 (reward_max - V) / (reward_max - reward_min)). An answer that fails for certain has no advantage; this is
+    what moves it."""
     centring: float = Field(0.95, ge=0, le=1)
     """How much of the batch's common push on the logits is taken out of the policy's gradient: the noise that moves all
     answers together. 0: the paper's objective."""
@@ -142,6 +146,7 @@ PAPER: dict[str, Any] = {
     "whiten_advantages": True,
     "anchor_coefficient": 0.0,
     "anchor_follows_shortfall": False,
+    "anchor_where_failing": 0.0,
     "centring": 0.0,
 }
 """The paper's exact setting as far as it states one; on LoRA it keeps LoRA's learning rates."""

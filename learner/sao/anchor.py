@@ -37,3 +37,12 @@ def forward_kl(base_logprobs: Tensor, logprobs: Tensor) -> Tensor:
         raise ValueError(f"base {tuple(base_logprobs.shape)} and policy {tuple(logprobs.shape)} must have one shape")
     result: Tensor = _ForwardKl.apply(base_logprobs.detach(), logprobs)
     return result
+
+
+def failing(values: Tensor, reward_min: float, reward_max: float) -> Tensor:
+    """(T,) in [0, 1]: min(1, 2 (reward_max - V) / (reward_max - reward_min)) squared; 1 where the critic expects the
+    lower half of the range, 0 where it expects the best.
+
+    values: (T,) V(s_t), the return to go that the critic expects.
+    """
+    return (2.0 * (reward_max - values) / (reward_max - reward_min)).clamp(0.0, 1.0).square()
