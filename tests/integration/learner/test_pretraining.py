@@ -91,6 +91,8 @@ def test_never_beside_a_running_update(scene: Scene, new_worker: NewWorker) -> N
 def test_without_history_it_says_what_happens_instead(
     scene: Scene, settings: Settings, new_worker: NewWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # a mode of this whole process, which other tests' floats would feel
+    monkeypatch.setattr(torch, "set_flush_denormal", lambda _: True)
     new_worker().tick()
     monkeypatch.setenv("EVERGREEN_HOME", str(settings.home))
     monkeypatch.setenv("EVERGREEN_DTYPE", "float32")

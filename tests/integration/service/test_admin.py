@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -162,13 +163,17 @@ def test_a_new_policy_shares_the_base_model_and_is_prepared_later(http, world: W
     assert [policy["name"] for policy in http.get("/admin/policies").json()["data"]] == ["default", "new"]
 
 
-def test_a_policy_of_full_weights_has_settings_of_its_own(http, world: World):
+def test_a_policy_of_full_weights_has_settings_of_its_own(http, world: World, tmp_path: Path):
+    shared = http.post("/admin/policies", json={"name": "whole", "training": "full"})
+    assert (shared.status_code, shared.json()["error"]["code"]) == (409, "base_model_not_shareable")
+    own_base = shutil.copytree(http.get("/admin/policies/default").json()["base_model"], tmp_path / "base")
     refused = http.post(
         "/admin/policies",
         json={"name": "whole", "training": "full", "settings": {"policy_optimiser": "preconditioned"}},
     )
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "settings.policy_optimiser")
-    made = http.post("/admin/policies", json={"name": "whole", "training": "full"})
+    whole = {"name": "whole", "training": "full", "base_model": str(own_base)}
+    made = http.post("/admin/policies", json=whole)
     assert (made.status_code, made.json()["training"]) == (201, "full")
     assert (made.json()["settings"]["policy_lr"], made.json()["settings"]["policy_optimiser"]) == (1e-6, "adamw")
     paper = http.patch("/admin/policies/whole", json={"settings": {"preset": "paper"}}).json()["settings"]

@@ -277,7 +277,7 @@ ADMIN_ERRORS = [
     ("PATCH", "/admin/policies/default", {"learning": False}, 400, "unknown_field"),
     ("PATCH", "/admin/policies/default", {"max_staleness": 8}, 400, "unknown_field"),
     ("PATCH", "/admin/policies/default", {"settings": {"min_rollouts_after_wait": 0}}, 400, "invalid_value"),
-    ("PATCH", "/admin/policies/default", {"settings": {"no_such": 1}}, 400, "invalid_value"),
+    ("PATCH", "/admin/policies/default", {"settings": {"no_such": 1}}, 400, "unknown_field"),
     ("PATCH", "/admin/policies/default", {"settings": {"lora_rank": 8}}, 409, "setting_fixed"),
     ("PATCH", "/admin/policies/default", {"sampling": "wild"}, 400, "invalid_value"),
     ("PATCH", "/admin/policies/default", {"reward_min": 2}, 400, "invalid_reward_range"),

@@ -75,7 +75,7 @@ def test_a_group_that_cannot_be_whole_is_trained_without_the_rest(grouped: World
         broken = member(grouped, "g", None)
         grouped.feedback(rollout=broken, outcome="environment_error")
         assert grouped.state(broken) == ("skipped", "environment_error")
-    grouped.age_rollout(rest, 59)
+    grouped.age_rollout(rest, 30)
     assert "1 more wait for the rest of their group" in grouped.idle_reason()
     grouped.age_rollout(rest, 61)
     assert ids(grouped.batch()) == [rest]

@@ -1,10 +1,12 @@
 """Random stories: whatever calls, rewards, closes, sweeps and updates come in whatever order, the log stays true."""
 
 import tempfile
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from uuid import UUID
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -12,6 +14,7 @@ from sqlalchemy import func, select
 
 from app.db.models import Feedback, Interaction, PolicyVersion, Rollout, Update, UpdateRollout
 from app.db.session import Database
+from app.errors import Conflict
 from app.rollouts.claimed import Claim
 from app.rollouts.learning import expire_leases, fail_update
 from app.rollouts.lifecycle import Begun, abort_interaction, close_rollout
@@ -97,7 +100,7 @@ class Story(RuleBasedStateMachine):
     ) -> None:
         begun = self._begin(name, known, new, version=0, opted_out=False)
         self._complete(begun, completion)
-        self.world.feedback(value, interaction=begun.interaction_id)
+        self._reward_turn(begun, value, None)
 
     @precondition(lambda self: self.running())
     @rule(which=ANY)
@@ -115,9 +118,15 @@ class Story(RuleBasedStateMachine):
     def reward(self, which: int, value: float, of_turn: bool, final: bool | None) -> None:
         begun = self.begun[which % len(self.begun)]
         if of_turn:
-            self.world.feedback(value, final=final, interaction=begun.interaction_id)
+            self._reward_turn(begun, value, final)
         else:
             self.world.feedback(value, final=final, rollout=begun.rollout_id)
+
+    def _reward_turn(self, begun: Begun, value: float, final: bool | None) -> None:
+        """What came after its rollout's end is no turn of it, and takes no reward."""
+        refused = pytest.raises(Conflict) if begun.untrainable == SkipReason.AFTER_CLOSE else nullcontext()
+        with refused:
+            self.world.feedback(value, final=final, interaction=begun.interaction_id)
 
     @precondition(lambda self: self.begun)
     @rule(which=ANY, failed=st.booleans())
