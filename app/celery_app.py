@@ -93,7 +93,7 @@ def beat_command() -> list[str]:
 @after_setup_logger.connect
 def _quiet(**_: Any) -> None:
     """A line or two for every tick and every look at an engine would bury what matters."""
-    for name in ("celery.worker.strategy", "celery.app.trace", "httpx"):
+    for name in ("celery.worker.strategy", "celery.worker.request", "celery.app.trace", "httpx"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 

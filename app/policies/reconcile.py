@@ -285,8 +285,8 @@ class ReplicaPass:
                 add_event(
                     session,
                     "canary_alarm",
-                    f"version {version.number} on {self._url}: {comparison.in_words()}; served all the same, since the "
-                    f"noise of only {len(noise)} versions has been measured",
+                    f"version {version.number} on {self._url}: {comparison.in_words()}; served all the same: "
+                    f"first steps are often too small to tell, and the noise of only {len(noise)} versions is known",
                     policy_id=version.policy_id,
                 )
             deployments.go_live(session, version.policy_id)

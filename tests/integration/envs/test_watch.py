@@ -50,3 +50,11 @@ def test_the_watched_episodes_are_spread_over_all() -> None:
     episodes = Tickets(SEED, held_out_texts=12).held_out(1)
     assert spread(episodes, 4) == [episodes[n] for n in (0, 3, 6, 9)]
     assert spread(episodes, 50) == episodes
+
+
+def test_the_url_may_end_as_openai_clients_name_it(tmp_path: Path) -> None:
+    server = FakeServer(lambda version, text: "red")
+    server.learning.set()
+    with serving(server.app()) as url:
+        result = simulate(f"{url}/v1", tmp_path, "--phases", "1", "--rollouts-per-phase", "16")
+    assert result.exit_code == 0, result.output
