@@ -50,7 +50,7 @@ class FullModel(LearnerModel):
         self._value_masters = MasterWeights(self._value)
 
         self._base: PreTrainedModel | None = None
-        if settings.anchor_coefficient > 0 or settings.anchor_where_failing > 0:
+        if settings.anchor_coefficient > 0:
             base = _load(base_model, dtype).requires_grad_(False).to(self.device)
             base.config._attn_implementation = PACKED_ATTENTION
             self._base = base

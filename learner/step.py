@@ -82,7 +82,7 @@ def run_update(
             values = read_values(model, plan)
     advantages = policy_advantages(trajectories, values, settings, earlier_returns)
     base_states, policy_lr = None, None
-    if settings.anchor_coefficient > 0 or settings.anchor_where_failing > 0:
+    if settings.anchor_coefficient > 0:
         with _timed(seconds, "anchor"):
             base_states = model.read_states("base", plan)
     with _timed(seconds, "policy"):
@@ -116,10 +116,10 @@ def _anchor_weights(
 ) -> Tensor:
     """(N,) weights of KL(base || pi)."""
     share = (1 + shortfall) / 2 if settings.anchor_follows_shortfall else 1
-    weights = torch.full((tokens,), settings.anchor_coefficient * share)
+    weights = torch.full((tokens,), float(share))
     if values is not None:  # without a critic nothing is expected
         weights += settings.anchor_where_failing * failing(values, *reward_range)
-    return weights
+    return settings.anchor_coefficient * weights
 
 
 def critic_step(

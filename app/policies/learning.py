@@ -62,8 +62,8 @@ class LearningSettings(BaseModel):
     anchor_follows_shortfall: bool = True
     """Whether that weight is multiplied by (1 + what is left to gain) / 2 (see `lr_follows_shortfall`): half of it
     where nothing is wrong, the whole of it at once when the policy's world changes."""
-    anchor_where_failing: float = Field(0.1, ge=0)
-    """Weight of the anchor that comes on top at a token where the critic expects failure: times the square of
+    anchor_where_failing: float = Field(5.0, ge=0)
+    """So many times `anchor_coefficient` comes on top at a token where the critic expects failure: times the square of
     min(1, 2 (reward_max - V) / (reward_max - reward_min)). An answer that fails for certain has no advantage; this is
     what moves it."""
     centring: float = Field(0.95, ge=0, le=1)

@@ -7,7 +7,7 @@ import torch
 
 from learner.sao import health
 from learner.sao.advantages import gae, policy_lambda, whiten
-from learner.sao.anchor import forward_kl
+from learner.sao.anchor import failing, forward_kl
 from learner.sao.objective import dis_accepted, dis_weights, log_band, policy_loss
 from learner.sao.value import explained_variance, lambda_returns, value_loss
 
@@ -144,6 +144,12 @@ def test_anchor_is_alive_where_the_policy_is_deterministic() -> None:
     (logprobs.exp() * (logprobs - base)).sum().backward()
     assert reverse.grad is not None
     assert reverse.grad.abs().max().item() < 1e-20
+
+
+def test_failing_is_what_the_critic_expects_to_be_missing() -> None:
+    values = torch.tensor([1.0, 0.5, 0.0, -1.0, 2.0])
+    torch.testing.assert_close(failing(values, -1.0, 1.0), torch.tensor([0.0, 0.25, 1.0, 1.0, 0.0]))
+    torch.testing.assert_close(failing(torch.tensor([8.0]), 0.0, 10.0), torch.tensor([0.16]))
 
 
 def test_forward_kl_with_tokens_the_base_never_takes() -> None:
