@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from tests.contract.tiny_model import build_base_model
 from tests.tiny_tokenizer import SMOLLM2_TEMPLATE
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def two_free_ports() -> int:
