@@ -221,8 +221,8 @@ def test_learning_raises_the_reward(
 ) -> None:
     """Even tokens earn 1, whatever the prompt: their share rises, on prompts that were not trained too.
 
-    What is right for every prompt is what centring, the preconditioner and the anchor of a critic that knows nothing yet
-    slow down (docs/decisions/0009, 0010, 0014), and must not prevent.
+    What is right for every prompt is what centring, the preconditioner and the anchor of a critic that knows nothing
+    yet slow down (docs/decisions/0009, 0010, 0014), and must not prevent.
     """
     batch = {"rollouts_per_update": 32, "min_rollouts": 32}
     speed = {"lr_warmup_updates": 0, "policy_steps": 3, "critic_steps": 2, "lr_follows_shortfall": False}
