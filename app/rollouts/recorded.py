@@ -8,8 +8,12 @@ from sqlalchemy.orm import Session
 
 from app.db.models import Policy, Rollout, Update
 from app.db.repositories.versions import get_version
+from app.policies.learning import as_training
 from app.rollouts.claimed import Claim, ClaimedRollout, VersionRef
 from app.rollouts.learning import snapshot
+
+NEEDED = ("checkpoint", "dtype", "returns", "reward_range", "rollouts", "threads")
+"""What a replay reads of an update's provenance."""
 
 
 class NotRecorded(LookupError):
@@ -42,6 +46,8 @@ def chain_of(session: Session, policy: Policy, number: int) -> list[Update]:
         update = session.get(Update, before)
         if update is None or update.provenance is None:
             raise NotRecorded(f"update {before}, on the way to version {number}, is not in the database")
+        if absent := [name for name in NEEDED if name not in update.provenance]:
+            raise NotRecorded(f"update {before} was made by a release that did not record its {', '.join(absent)}")
         chain.append(update)
         before = UUID(update.provenance["checkpoint"]) if update.provenance["checkpoint"] else None
     return chain[::-1]
@@ -62,6 +68,7 @@ def recorded(session: Session, policy: Policy, update: Update, updates_done: int
         policy_id=policy.id,
         policy_name=policy.name,
         base_model=policy.base_model,
+        training=as_training(policy.training),
         settings=dict(update.settings),
         head=head,
         checkpoint_update_id=UUID(provenance["checkpoint"]) if provenance["checkpoint"] else None,
