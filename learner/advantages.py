@@ -1,6 +1,8 @@
 """The policy's advantages of one batch, by the setting `advantage`: SAO's, or a comparator's."""
 
+from collections import defaultdict
 from collections.abc import Sequence
+from statistics import fmean
 from uuid import UUID
 
 import torch
@@ -70,3 +72,15 @@ def _group(trajectories: Sequence[Trajectory]) -> Tensor:
 def _rollout_returns(trajectories: Sequence[Trajectory]) -> dict[UUID, float]:
     """rollout id -> its return, once however many segments it has, in the batch's order."""
     return {t.rollout_id: t.rollout_return for t in trajectories}
+
+
+def first_residuals(trajectories: Sequence[Trajectory], values: Tensor, gamma: float) -> dict[UUID, float]:
+    """Per rollout the return that came minus V, at the first action token of each of its segments, mean over these.
+
+    values: (N,) V(s_t), from before the critic has seen these returns.
+    """
+    of_rollout: dict[UUID, list[float]] = defaultdict(list)
+    for t, v in zip(trajectories, per_trajectory(values, trajectories), strict=True):
+        arrived = lambda_returns(t.rewards, torch.zeros_like(t.rewards), gamma, lam=1.0)[0]
+        of_rollout[t.rollout_id].append((arrived - v[0]).item())
+    return {rollout_id: fmean(residuals) for rollout_id, residuals in of_rollout.items()}

@@ -40,10 +40,12 @@ class CheckpointMismatch(RuntimeError):
 
 @dataclass(frozen=True)
 class Progress:
-    """What the learner has gone through: updates, and the returns of the newest rollouts trained, oldest first."""
+    """What the learner has gone through: updates, and of the newest rollouts trained the returns and the residuals,
+    oldest first."""
 
     updates_done: int
     recent_returns: tuple[float, ...]
+    recent_residuals: tuple[float, ...]
 
 
 def save_checkpoint(
@@ -54,9 +56,10 @@ def save_checkpoint(
     update_id: UUID,
     updates_done: int,
     recent_returns: Iterable[float] = (),
+    recent_residuals: Iterable[float] = (),
 ) -> None:
-    """Writes the state after `update_id` into `directory`; `updates_done` and `recent_returns` contain it. Every file
-    names the update."""
+    """Writes the state after `update_id` into `directory`; `updates_done`, `recent_returns` and `recent_residuals`
+    contain it. Every file names the update."""
     metadata = {"update_id": str(update_id)}
     for parameters, name in ((_policy(model), POLICY), (_value(model), VALUE)):
         save_file({n: p.detach().contiguous() for n, p in parameters.items()}, directory / name, metadata)
@@ -70,7 +73,12 @@ def save_checkpoint(
         directory / TRAINING,
     )
     # JSON keeps every bit of a float
-    state = {**metadata, "updates_done": updates_done, "recent_returns": list(recent_returns)}
+    state = {
+        **metadata,
+        "updates_done": updates_done,
+        "recent_returns": list(recent_returns),
+        "recent_residuals": list(recent_residuals),
+    }
     (directory / STATE).write_text(json.dumps(state, indent=2))
 
 
@@ -78,7 +86,8 @@ def load_checkpoint(directory: Path, model: LearnerModel, optimisers: Optimisers
     """Restores the state after `update_id` into a model and optimisers of the same settings; returns the rest of it.
 
     Learning rates and betas stay those of `optimisers`: a policy's settings may have changed since. If they chose
-    another optimiser, that one starts without moments. A checkpoint from before returns were kept has none.
+    another optimiser, that one starts without moments. A checkpoint from before returns or residuals were kept
+    has none.
 
     Raises:
         CheckpointMismatch: a file is missing or damaged, belongs to another update, or does not fit the model. Nothing
@@ -110,7 +119,9 @@ def load_checkpoint(directory: Path, model: LearnerModel, optimisers: Optimisers
         _load_moments(optimisers.policy, training["policy_optimiser"])
     _load_moments(optimisers.value, training["value_optimiser"])
     torch.set_rng_state(training["rng"])
-    return Progress(state["updates_done"], tuple(state.get("recent_returns", ())))
+    return Progress(
+        state["updates_done"], tuple(state.get("recent_returns", ())), tuple(state.get("recent_residuals", ()))
+    )
 
 
 def keep_newest(checkpoints: Path, current: Path, count: int = 3) -> list[Path]:

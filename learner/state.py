@@ -31,6 +31,8 @@ class LearnerState:
     head: VersionRef
     recent_returns: deque[float]
     """Of the newest rollouts trained, oldest first: what a running mean is taken of. Kept whatever the settings say."""
+    recent_residuals: list[float]
+    """R - V of the newest rollouts trained, oldest first: the drift detector's window."""
 
     def is_that_of(self, claim: Claim) -> bool:
         """Whether memory agrees with the database; if not, it must be loaded again."""
@@ -64,6 +66,7 @@ def load_state(claim: Claim, dtype: Dtype, artifacts_dir: Path) -> LearnerState:
     model = MODELS[claim.training](Path(claim.base_model), dtype, settings, head)
     optimisers = build_optimisers(model, settings)
     recent_returns: deque[float] = deque(maxlen=RETURNS_KEPT)
+    recent_residuals: list[float] = []
     if claim.checkpoint_update_id is not None:
         directory = checkpoint_dir(artifacts_dir, claim.policy_name, claim.checkpoint_update_id)
         of_head = model.served_policy()
@@ -73,8 +76,16 @@ def load_state(claim: Claim, dtype: Dtype, artifacts_dir: Path) -> LearnerState:
                 f"{directory} is the state after {progress.updates_done} updates, not {claim.updates_done}"
             )
         recent_returns.extend(progress.recent_returns)
+        recent_residuals.extend(progress.recent_residuals)
         if not all(torch.equal(weight, of_head[name]) for name, weight in model.served_policy().items()):
             raise CheckpointMismatch(f"the policy in {directory} is not the head, version {claim.head.number}")
     return LearnerState(
-        model, optimisers, settings, claim.policy_id, claim.checkpoint_update_id, claim.head, recent_returns
+        model,
+        optimisers,
+        settings,
+        claim.policy_id,
+        claim.checkpoint_update_id,
+        claim.head,
+        recent_returns,
+        recent_residuals,
     )

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from app.policies.learning import LearningSettings
 from app.rollouts.learning import RolloutSummary
-from learner.advantages import policy_advantages
+from learner.advantages import first_residuals, policy_advantages
 from learner.health import CriticStep, PolicyReading, health_figures
 from learner.model import LearnerModel
 from learner.optimisers import Optimisers
@@ -102,7 +102,7 @@ def run_update(
             "reward_shortfall": shortfall,
         },
         seconds=seconds,
-        summaries=_summaries(trajectories, advantages, policy, settings),
+        summaries=_summaries(trajectories, critic[0].values if critic else None, advantages, policy, settings),
         policy_changed=policy_lr is not None and policy_lr > 0,
     )
 
@@ -257,10 +257,13 @@ def read_values(model: LearnerModel, plan: BatchPlan) -> Tensor:
 
 def _summaries(
     trajectories: Sequence[Trajectory],
+    expected: Tensor | None,
     advantages: Tensor,
     policy: Sequence[PolicyReading],
     settings: LearningSettings,
 ) -> dict[UUID, RolloutSummary]:
+    """expected: (N,) V(s_t) before this update's critic steps, which had seen none of these rewards."""
+    residuals = None if expected is None else first_residuals(trajectories, expected, settings.gamma)
     behaviour = torch.cat([t.behaviour_logprobs for t in trajectories])
     accepted = [
         clip_accepted(reading.logprobs - behaviour, advantages, settings.dis_band, settings.clip) for reading in policy
@@ -279,6 +282,7 @@ def _summaries(
             advantage_mean=advantage.mean().item(),
             advantage_std=advantage.std(correction=0).item(),
             masked_share=share.mean().item(),
+            residual=None if residuals is None else residuals[rollout_id],
         )
     return summaries
 

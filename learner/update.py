@@ -13,6 +13,7 @@ import torch
 from app.rollouts.claimed import Claim, VersionRef
 from app.rollouts.learning import NewVersion, UpdateDone
 from learner.batch import build_trajectories
+from learner.drift import Drift, find_drift
 from learner.probes import choose_probes
 from learner.shortfall import reward_shortfall
 from learner.state import LearnerState
@@ -33,6 +34,8 @@ class Trained:
     """Set where this batch fixes the policy's probe positions ..."""
     probe_zero: list[Any] | None
     """... with version 0's likeliest tokens there."""
+    drift: Drift | None = None
+    """A change of the environment that shows in this batch."""
 
 
 def train(claim: Claim, state: LearnerState) -> Trained:
@@ -50,7 +53,7 @@ def train(claim: Claim, state: LearnerState) -> Trained:
     result = _step(claim, state, trajectories)
     json.dumps(result.health, allow_nan=False)  # a figure that is no number is no sound update
     probe = state.model.top_logprobs("policy", prompts, TOP) if result.policy_changed else None
-    return Trained(result, probe, new_probes, probe_zero)
+    return Trained(result, probe, new_probes, probe_zero, _watch(claim, state, result))
 
 
 def step(claim: Claim, state: LearnerState) -> UpdateResult:
@@ -74,11 +77,29 @@ def _step(claim: Claim, state: LearnerState, trajectories: Sequence[Trajectory])
     return result
 
 
+def _watch(claim: Claim, state: LearnerState, result: UpdateResult) -> Drift | None:
+    """Looks for a drift in the batch's residuals (there are none without a critic), which the state then holds."""
+    residuals = _residuals(claim, result)[::-1]  # a claim begins with the newest
+    drift, state.recent_residuals[:] = find_drift(
+        state.recent_residuals, residuals, claim.reward_max - claim.reward_min
+    )
+    return drift
+
+
+def _residuals(claim: Claim, result: UpdateResult) -> list[float]:
+    """R - V per rollout, in the claim's order; empty without a critic."""
+    of_rollouts = (
+        result.summaries[rollout.id].residual for rollout in claim.rollouts if rollout.id in result.summaries
+    )
+    return [residual for residual in of_rollouts if residual is not None]
+
+
 def update_done(
     claim: Claim, state: LearnerState, trained: Trained, new: VersionRef | None, seconds: dict[str, float]
 ) -> UpdateDone:
     """What to commit. new: the files of the version it makes; None: only the critic learned."""
     returns = [rollout.total_return for rollout in claim.rollouts]
+    residuals = _residuals(claim, trained.result)
     return UpdateDone(
         version=NewVersion(new.adapter_name, new.path, new.sha256, trained.probe) if new else None,
         # per rollout: a rollout of several segments is one return, not several
@@ -86,6 +107,7 @@ def update_done(
             **trained.result.health,
             "mean_reward": statistics.fmean(returns),
             "return_variance": statistics.pvariance(returns),
+            "residual_mean": statistics.fmean(residuals) if residuals else None,
         },
         seconds=seconds,
         provenance={

@@ -30,6 +30,7 @@ def write_checkpoint(claim: Claim, state: LearnerState, artifacts_dir: Path) -> 
             update_id=claim.update_id,
             updates_done=claim.updates_done + 1,
             recent_returns=state.recent_returns,
+            recent_residuals=state.recent_residuals,
         )
 
 

@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -221,6 +221,10 @@ class LearnWorker:
             number = commit_update(
                 session, claim.update_id, self.owner, update_done(claim, state, trained, new, seconds)
             )
+            if trained.drift is not None:
+                message = f"{claim.policy_name}: {trained.drift.in_words()}."
+                data = {"update_id": str(claim.update_id), **asdict(trained.drift)}
+                add_event(session, "drift", message, policy_id=claim.policy_id, data=data)
         head = claim.head if new is None or number is None else replace(new, number=number)
         self._state = state.after(claim.update_id, head)
         log.info(

@@ -85,4 +85,5 @@ def _training(row: UpdateRollout) -> Json:
         "advantage_mean": row.advantage_mean,
         "advantage_std": row.advantage_std,
         "masked_share": row.masked_share,
+        "residual": row.residual,
     }

@@ -51,6 +51,7 @@ async def update(update_id: UUID, service: ServiceDep, key: AdminKey) -> Json:
                 "advantage_mean": row.advantage_mean,
                 "advantage_std": row.advantage_std,
                 "masked_share": row.masked_share,
+                "residual": row.residual,
             }
             for row in update_rollouts(session, update_id)
         ]

@@ -304,6 +304,8 @@ class UpdateRollout(Base):
     advantage_std: Mapped[float | None] = mapped_column(Float)
     masked_share: Mapped[float | None] = mapped_column(Float)
     """Share of its action tokens that the clip (DIS) rejected, mean over the policy steps."""
+    residual: Mapped[float | None] = mapped_column(Float)
+    """Its return minus what the critic expected at its first action token, before it had seen it; null: no critic."""
 
 
 class Replica(Base):

@@ -38,6 +38,8 @@ class RolloutSummary:
     advantage_std: float
     masked_share: float
     """Share of its action tokens that the clip (DIS) rejected, mean over the policy steps."""
+    residual: float | None = None
+    """Its return minus what the critic expected at its first action token, before it had seen it; None: no critic."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,7 @@ def _mark_trained(session: Session, update: Update, done: UpdateDone) -> None:
             row.advantage_mean = summary.advantage_mean
             row.advantage_std = summary.advantage_std
             row.masked_share = summary.masked_share
+            row.residual = summary.residual
     for rollout in lock_rollouts(session, [row.rollout_id for row in rows]):
         transition(rollout, RolloutState.TRAINED)
         rollout.retry_group = None

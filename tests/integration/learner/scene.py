@@ -63,10 +63,17 @@ class Scene:
             logprobs.append(distribution[token].item())
         return ids[len(prompt) :], logprobs
 
-    def rollout(self, *, action_tokens: int = 5, poison: bool = False, group: str | None = None) -> UUID:
-        """One rewarded call: 1 if its first token is even. A poisoned one holds an id that the model does not have.
+    def rollout(
+        self,
+        *,
+        action_tokens: int = 5,
+        poison: bool = False,
+        group: str | None = None,
+        reward: float | None = None,
+    ) -> UUID:
+        """One rewarded call. A poisoned one holds an id that the model does not have.
 
-        group: its tag; the prompt is its own all the same.
+        group: its tag; the prompt is its own all the same. reward: None: 1 if its first token is even, else 0.
         """
         prompt = SHARED_PROMPT + torch.randint(3, VOCABULARY, (4,), generator=self.generator).tolist()
         completion, logprobs = self.sample(prompt, action_tokens)
@@ -102,7 +109,7 @@ class Scene:
             feedback = NewFeedback(
                 rollout_id=str(begun.rollout_id),
                 interaction_id=None,
-                value=float(completion[0] % 2 == 0),
+                value=float(completion[0] % 2 == 0) if reward is None else reward,
                 body_sha256="b" * 64,
             )
             apply_feedback(session, self.key, feedback)

@@ -22,6 +22,7 @@ from tests.unit.learner.conftest import SETTINGS
 
 FIRST, SECOND = UUID(int=11), UUID(int=12)
 RETURNS = (1 / 3, 0.1 + 0.2, -1e-17, 1e300)
+RESIDUALS = (-1 / 3, 0.1 + 0.7)
 """Floats of which no decimal keeps every bit but the shortest that reads back."""
 
 
@@ -41,7 +42,15 @@ def trained(fresh_model: LoraModel, tmp_path: Path) -> tuple[LoraModel, Optimise
     run_update(fresh_model, optimisers, two_prefix_batch(), SETTINGS, updates_done=5, shortfall=1.0)
     directory = tmp_path / "first"
     directory.mkdir()
-    save_checkpoint(directory, fresh_model, optimisers, update_id=FIRST, updates_done=6, recent_returns=deque(RETURNS))
+    save_checkpoint(
+        directory,
+        fresh_model,
+        optimisers,
+        update_id=FIRST,
+        updates_done=6,
+        recent_returns=deque(RETURNS),
+        recent_residuals=RESIDUALS,
+    )
     return fresh_model, optimisers, directory
 
 
@@ -52,7 +61,7 @@ def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(
     rng = torch.get_rng_state()
     torch.manual_seed(99)
     other, other_optimisers = reloaded(tiny_model, tmp_path)
-    assert load_checkpoint(directory, other, other_optimisers, update_id=FIRST) == Progress(6, RETURNS)
+    assert load_checkpoint(directory, other, other_optimisers, update_id=FIRST) == Progress(6, RETURNS, RESIDUALS)
     assert torch.equal(torch.get_rng_state(), rng)
     for name, weight in weights(other).items():
         assert torch.equal(weight, weights(model)[name]), name
@@ -62,14 +71,14 @@ def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(
         assert torch.equal(weight, weights(model)[name]), name
 
 
-def test_a_checkpoint_from_before_returns_were_kept_has_none(
+def test_a_checkpoint_from_before_returns_and_residuals_were_kept_has_none(
     trained: tuple[LoraModel, Optimisers, Path], tiny_model: Path, tmp_path: Path
 ) -> None:
     path = trained[2] / "state.json"
     state = json.loads(path.read_text())
-    del state["recent_returns"]
+    del state["recent_returns"], state["recent_residuals"]
     path.write_text(json.dumps(state))
-    assert load_checkpoint(trained[2], *reloaded(tiny_model, tmp_path), update_id=FIRST) == Progress(6, ())
+    assert load_checkpoint(trained[2], *reloaded(tiny_model, tmp_path), update_id=FIRST) == Progress(6, (), ())
 
 
 def test_changed_learning_rates_survive_the_load(
