@@ -26,9 +26,13 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> l
 
 @torch.no_grad()
 def sample(
-    model: LoraModel, prompts: Sequence[list[int]], eos: int, generator: torch.Generator | None
+    model: LoraModel,
+    prompts: Sequence[list[int]],
+    eos: int,
+    generator: torch.Generator | None,
+    max_tokens: int = MAX_TOKENS,
 ) -> list[tuple[list[int], list[float]]]:
-    """Per prompt (ids, log-probs) of an answer of at most 6 tokens at T = 1; greedy without a generator.
+    """Per prompt (ids, log-probs) of an answer of at most `max_tokens` at T = 1; greedy without a generator.
 
     The prompts' common prefix is computed once; what follows it is left-padded.
     """
@@ -55,7 +59,7 @@ def sample(
         answers: list[tuple[list[int], list[float]]] = [([], []) for _ in prompts]
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, common:]
         running = torch.ones(len(prompts), dtype=torch.bool)
-        for _ in range(MAX_TOKENS):
+        for _ in range(max_tokens):
             states = decoder(
                 input_ids=ids, attention_mask=mask, position_ids=positions, cache=cache, use_cache=True
             ).last_hidden_state[:, -1]
