@@ -31,8 +31,9 @@ format: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.runtime
+bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.prefix_sharing
+	$(BIN)/python -m benchmarks.policy_step
 	$(BIN)/python -m benchmarks.engine
 
 # The engine's contract suite against real vLLM, in a venv of its own
@@ -50,6 +51,10 @@ $(VENV)/.test: $(VENV)/.runtime requirements/test.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements/test.txt
 	touch $@
 
+$(VENV)/.bench: $(VENV)/.runtime requirements/bench.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements/bench.txt
+	touch $@
+
 .venv-vllm/.installed: requirements/vllm.txt
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements/vllm.txt
@@ -60,9 +65,9 @@ lock:
 	$(PYTHON) -m venv build/lock
 	build/lock/bin/pip install --quiet pip-tools
 	echo "torch==2.13.0" > build/lock/constraints.txt
-	cd build/lock && for part in runtime test; do \
+	cd build/lock && for part in runtime test bench; do \
 	  bin/pip-compile --quiet --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --strip-extras \
-	    --no-header --no-annotate -c constraints.txt $$([ $$part = test ] && echo --extra test) \
+	    --no-header --no-annotate -c constraints.txt $$([ $$part = runtime ] || echo --extra $$part) \
 	    -o $$part.txt ../../pyproject.toml; \
 	  sed 's/+cpu//' $$part.txt > ../../requirements/$$part.txt; done
 

@@ -1,0 +1,175 @@
+"""The policy step against TRL's, on the same batches: `python -m benchmarks.policy_step` (`make bench` installs TRL).
+
+Both take the same base model, dtype, LoRA (rank 16, all linear layers, float32), threads and tokens; each measurement
+is a process of its own, ours and TRL's in turn. Ours is the paper's step (DIS, AdamW), TRL's GRPOTrainer's default loss
+and AdamW on its `compute_loss`, once as fast as it goes and once with gradient checkpointing, its default. Memory is
+what the process's peak rises by in its first step; the steps timed come after it. `update` is a whole SAO update with
+the online defaults.
+"""
+
+import argparse
+import gc
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import torch
+
+from app.policies.dtype import resolve_dtype
+from app.policies.learning import LearningSettings
+from app.settings import Settings, get_settings
+from benchmarks.trl_step import trl_step
+from learner.lora_model import LoraModel
+from learner.optimisers import build_optimisers
+from learner.prepare import ensure_base_model, write_version_zero
+from learner.step import run_update
+from learner.trajectory import Trajectory
+
+CONTESTANTS = ("evergreen", "trl", "trl_checkpointing", "update")
+SHAPES: dict[str, dict[str, Any]] = {
+    "128/32": {"rollouts": 8, "prompt": 128, "turns": [(32, 0)]},
+    "1024/128 shared": {"rollouts": 8, "prompt": 1024, "common": 960, "turns": [(128, 0)]},
+    "2048/32": {"rollouts": 4, "prompt": 2048, "turns": [(32, 0)]},
+    "6 turns": {"rollouts": 4, "prompt": 256, "turns": [(32, 64)] * 5 + [(32, 0)]},
+}
+STEPS = 1
+"""Timed per process, after the first one."""
+Step = Callable[[], float]
+"""Takes one step; returns its seconds."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=3, help="processes per contestant and shape")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS))
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "auto"), default=get_settings().dtype)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--child", nargs=2, metavar=("CONTESTANT", "SHAPE"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    base = ensure_base_model(Settings(home=get_settings().home, dtype=arguments.dtype))
+    if arguments.child:
+        torch.set_num_threads(arguments.threads)
+        torch.set_flush_denormal(True)  # as the learn worker does
+        print(json.dumps(measure(*arguments.child, base, resolve_dtype(arguments.dtype, base))))
+        return
+    results = []
+    for shape in arguments.shapes:
+        results.append(compare(shape, arguments.contestants, arguments.runs, arguments.dtype, arguments.threads))
+        print(json.dumps(results[-1]), flush=True)
+    if arguments.out:
+        arguments.out.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def compare(shape: str, contestants: list[str], runs: int, dtype: str, threads: int) -> dict[str, Any]:
+    """Medians over `runs` processes per contestant, taken in turn."""
+    measured: dict[str, list[dict[str, Any]]] = {name: [] for name in contestants}
+    for _ in range(runs):
+        for name in contestants:
+            command = [sys.executable, "-m", "benchmarks.policy_step", "--child", name, shape]
+            command += ["--dtype", dtype, "--threads", str(threads)]
+            answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            measured[name].append(json.loads(answer.splitlines()[-1]))
+    tokens = sum(t.token_ids.numel() for t in batch(**SHAPES[shape]))
+    result: dict[str, Any] = {"shape": shape, "tokens": tokens, "dtype": dtype, "threads": threads}
+    for name, processes in measured.items():
+        seconds = statistics.median(s for process in processes for s in process["seconds"])
+        result[name] = {
+            "seconds": round(seconds, 3),
+            "tokens_per_second": round(tokens / seconds, 1),
+            "peak_mib": round(statistics.median(process["peak_mib"] for process in processes), 1),
+            "all_seconds": [round(s, 3) for process in processes for s in process["seconds"]],
+        }
+    for rival in ("trl", "trl_checkpointing"):
+        if rival in result and "evergreen" in result:
+            result[f"speed_over_{rival}"] = round(result[rival]["seconds"] / result["evergreen"]["seconds"], 2)
+            result[f"peak_over_{rival}"] = round(result["evergreen"]["peak_mib"] / result[rival]["peak_mib"], 2)
+    return result
+
+
+def measure(contestant: str, shape: str, base: Path, dtype: Any) -> dict[str, Any]:
+    """Loads, takes a first step for its peak memory, and times the others."""
+    trajectories = batch(**SHAPES[shape])
+    if contestant in ("evergreen", "update"):
+        step = evergreen_step(trajectories, base, dtype, whole=contestant == "update")
+    else:
+        step = trl_step(trajectories, base, dtype, checkpointing=contestant == "trl_checkpointing")
+    gc.collect()
+    before = _memory("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM (proc_pid_clear_refs(5))
+    step()
+    peak = _memory("VmHWM") - before
+    return {"seconds": [step() for _ in range(STEPS)], "peak_mib": peak}
+
+
+def _memory(name: str) -> float:
+    """MiB of this process."""
+    found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+def evergreen_step(trajectories: list[Trajectory], base: Path, dtype: Any, *, whole: bool) -> Step:
+    """whole: an update with the online defaults; else the paper's policy step alone, which no critic precedes."""
+    chosen = {"critic_warmup_updates": 0, "lr_warmup_updates": 0}
+    paper = {"preset": "paper", "advantage": "running_mean", "policy_optimiser": "adamw"}
+    settings = LearningSettings.model_validate(chosen if whole else chosen | paper)
+    with tempfile.TemporaryDirectory() as home:
+        zero = write_version_zero("benchmark", UUID(int=1), base, settings, Path(home))
+        model = LoraModel(base, dtype, settings, Path(zero.path))
+    optimisers = build_optimisers(model, settings)
+
+    def step() -> float:
+        started = time.perf_counter()
+        result = run_update(model, optimisers, trajectories, settings, updates_done=1, shortfall=1.0)
+        return time.perf_counter() - started if whole else result.seconds["policy"]
+
+    return step
+
+
+def batch(rollouts: int, prompt: int, turns: list[tuple[int, int]], common: int = 0) -> list[Trajectory]:
+    """Random tokens. common: how many of a prompt's tokens all rollouts share. turns: (action, observation) tokens."""
+    generator = torch.Generator().manual_seed(0)
+
+    def tokens(count: int) -> torch.Tensor:
+        return torch.randint(1000, 40000, (count,), generator=generator)
+
+    shared = tokens(common)
+    trajectories = []
+    for number in range(rollouts):
+        parts, positions, length = [shared, tokens(prompt - common)], [], prompt
+        for actions, observations in turns:
+            positions += range(length, length + actions)
+            parts.append(tokens(actions + observations))
+            length += actions + observations
+        rewards = torch.zeros(len(positions))
+        rewards[-1] = float(number % 2)
+        trajectories.append(
+            Trajectory(
+                rollout_id=UUID(int=number),
+                segment=0,
+                token_ids=torch.cat(parts),
+                action_positions=torch.tensor(positions),
+                behaviour_logprobs=torch.full((len(positions),), -10.8),  # random tokens: about log(1 / 49152)
+                rewards=rewards,
+                temperatures=torch.ones(len(positions)),
+                staleness=torch.zeros(len(positions), dtype=torch.int64),
+                interaction_index=torch.zeros(len(positions), dtype=torch.int64),
+                rollout_action_tokens=len(positions),
+                rollout_return=float(rewards.sum()),
+            )
+        )
+    return trajectories
+
+
+if __name__ == "__main__":
+    main()
