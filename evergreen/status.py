@@ -1,16 +1,22 @@
 """`evergreen status`: the processes of a home, and what its policies are doing."""
 
+from datetime import datetime, timedelta
+
 from rich.console import Console
 from rich.table import Table
 
-from app.db.models import Policy
+from app.db.models import Policy, Update
 from app.db.repositories.events import list_events
 from app.db.repositories.policies import list_policies
+from app.db.repositories.updates import running_update
 from app.db.session import Database
+from app.db.types import clock
 from app.settings import Settings
 from evergreen.home import ChildState, is_held, read_states
 
 EVENTS_SHOWN = 5
+SILENT = timedelta(seconds=60)
+"""A learn worker that idles gives a sign of life every few seconds."""
 
 
 def show_status(settings: Settings, console: Console) -> bool:
@@ -44,13 +50,14 @@ def _show_policies(settings: Settings, console: Console) -> None:
     database = Database(settings.database_url, sqlite_synchronous=settings.sqlite_synchronous)
     try:
         with database.read() as session:
-            policies, events = list_policies(session), list_events(session, EVENTS_SHOWN)
+            policies, events, now = list_policies(session), list_events(session, EVENTS_SHOWN), clock(session)
+            table = Table("policy", "live", "head", "updates", "learning", "the learner")
+            for policy in policies:
+                update = running_update(session, policy.id)
+                table.add_row(policy.name, _number(policy.live), _number(policy.head), str(policy.updates_done),
+                              "on" if policy.learning else "off", learner_in_words(policy, update, now))  # fmt: skip
     finally:
         database.close()
-    table = Table("policy", "live", "head", "updates", "learning", "the learner")
-    for policy in policies:
-        table.add_row(policy.name, _number(policy.live), _number(policy.head), str(policy.updates_done),
-                      "on" if policy.learning else "off", _learner(policy))  # fmt: skip
     console.print(table)
     for event in events:
         console.print(f"{event.at:%Y-%m-%d %H:%M:%S} {event.kind}: {event.message}", markup=False, highlight=False)
@@ -60,7 +67,14 @@ def _number(version: int | None) -> str:
     return "-" if version is None else str(version)
 
 
-def _learner(policy: Policy) -> str:
+def learner_in_words(policy: Policy, update: Update | None, now: datetime) -> str:
+    """What the policy's learner does. update: its running one, if any. now: by the database's clock."""
+    if update is not None and update.lease_until > now:
+        return f"training since {update.started_at:%H:%M:%S}"
     if policy.learner_seen_at is None:
         return "not seen yet"
-    return f"{policy.idle_reason or 'training'} (seen {policy.learner_seen_at:%H:%M:%S})"
+    silent = now - policy.learner_seen_at
+    last = policy.idle_reason or "it had trained"
+    if silent > SILENT:
+        return f"not seen since {policy.learner_seen_at:%Y-%m-%d %H:%M:%S}: no learn worker runs (then: {last})"
+    return f"{policy.idle_reason or 'between two updates'} (seen {policy.learner_seen_at:%H:%M:%S})"
