@@ -1,9 +1,10 @@
 """The command line: `evergreen up`, `demo`, `status`, `prepare`, `reset`, `replay`, `simulate` and so on."""
 
+import json
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from pydantic import ValidationError
@@ -134,14 +135,18 @@ def online(
     level: Annotated[
         float, typer.Option(help="A switch is recovered from once the mean of 128 rewards is there.")
     ] = 0.6,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=JSON", help="A learning setting of every arm.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Where runs and report go. Default: in the home.")] = None,
     port: Annotated[int, typer.Option(help="Of each run's server; its engine takes the next one.")] = 24500,
 ) -> None:
     """The paper's online experiment: arms on one schedule, each run on a fresh server. Resumes where it stopped."""
     from evergreen.experiment import Schedule, run_online
 
-    schedule = Schedule(env, rollouts_per_phase, watch)
-    out = out or _settings().home.resolve() / "experiments" / f"online-{env}"
+    settings = _settings()
+    schedule = Schedule(env, rollouts_per_phase, watch, dict(map(_setting, changes or [])), settings.model)
+    out = out or settings.home.resolve() / "experiments" / f"online-{env}"
     try:
         report = run_online(schedule, [arm.strip() for arm in arms.split(",")], seeds, out, port, level, typer.echo)
     except (ValueError, RuntimeError) as error:
@@ -158,6 +163,17 @@ def main() -> None:
         _stop(error.message)
     except OperationalError as error:
         _stop(f"the database cannot be used (DATABASE_URL): {error.orig}")
+
+
+def _setting(change: str) -> tuple[str, Any]:
+    """NAME=JSON; what is no JSON is a text."""
+    name, equals, value = change.partition("=")
+    if not equals:
+        _stop(f"--set {change}: it takes NAME=JSON, policy_lr=3e-3 for example")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
 
 
 def _settings() -> Settings:

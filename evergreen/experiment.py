@@ -54,6 +54,10 @@ class Schedule:
     rollouts_per_phase: int
     watched: int
     """Held-out episodes that each version is asked."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Learning settings that differ from the defaults in every arm, where the arm itself does not set them."""
+    model: str = ""
+    """What EVERGREEN_MODEL names."""
 
 
 def run_online(
@@ -95,8 +99,8 @@ def _run(arm: Arm, schedule: Schedule, seed: int, directory: Path, port: int) ->
     home.mkdir(parents=True)
     played = directory / "played"
     with own_server(home, port, {}) as (admin, environment):
-        if arm.settings:
-            policy = admin.patch("/admin/policies/default", json={"settings": dict(arm.settings)})
+        if changed := {**schedule.settings, **arm.settings}:
+            policy = admin.patch("/admin/policies/default", json={"settings": changed})
             _require(policy)
         settings = _require(admin.get("/admin/policies/default"))["settings"]
         command = evergreen("simulate", schedule.environment, "--seed", str(seed), "--out", str(played))

@@ -33,6 +33,7 @@ def two_free_ports() -> int:
 def experiment(out: Path, model: Path, port: int, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-m", "evergreen.cli", "experiment", "online", "--env", "tickets"]
     command += ["--arms", "sao,running_mean", "--seeds", "1", "--rollouts-per-phase", "64", "--watch", "3"]
+    command += ["--set", "value_lr=0.002"]
     return subprocess.run(
         [*command, "--out", str(out), "--port", str(port), *options],
         env=os.environ | {"EVERGREEN_MODEL": str(model), "EVERGREEN_HOME": str(out / "unused")},
@@ -53,6 +54,7 @@ def test_arms_run_once_and_are_reported(tmp_path: Path) -> None:
     settings = {arm: json.loads((out / f"{arm}-seed-1" / "done.json").read_text())["settings"] for arm in
                 ("sao", "running_mean")}  # fmt: skip
     assert {k for k in settings["sao"] if settings["sao"][k] != settings["running_mean"][k]} == {"advantage"}
+    assert {of["value_lr"] for of in settings.values()} == {0.002}
     with (out / "report.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["arm"], row["phase"], row["rollouts"]) for row in rows] == [
@@ -70,3 +72,5 @@ def test_arms_run_once_and_are_reported(tmp_path: Path) -> None:
     other = experiment(out, model, port, "--rollouts-per-phase", "96")
     assert other.returncode == 1
     assert "runs of another schedule" in other.stderr
+    changed = experiment(out, model, port, "--set", "value_lr=0.003")
+    assert "runs of another schedule" in changed.stderr
