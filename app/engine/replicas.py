@@ -14,7 +14,8 @@ from sqlalchemy.orm import Session
 
 from app.db.models import Policy
 from app.db.repositories.deployments import SWAP_STUCK_S
-from app.db.repositories.replicas import RouteRow, is_swapped, is_unserved, routes, swap_age_s
+from app.db.repositories.replicas import RouteRow, is_swapped, is_unserved, replicas_for, routes, swap_age_s
+from app.db.repositories.versions import get_version
 from app.db.session import Database
 from app.errors import ApiError, NotFound, RateLimited, Unavailable
 
@@ -166,7 +167,8 @@ def _nothing_loaded(session: Session, policy: Policy, number: int | None) -> Api
             code="policy_preparing",
             headers={"Retry-After": RETRY_AFTER_S},
         )
-    if number is not None and number != live:
+    runs = any(replica.healthy for replica in replicas_for(session, policy.base_model))
+    if number not in (None, live) and (runs or get_version(session, policy.id, number) is None):
         kept = (
             "and this policy's engines have one version at a time"
             if policy.training == "full"
@@ -179,8 +181,8 @@ def _nothing_loaded(session: Session, policy: Policy, number: int | None) -> Api
             param="model",
         )
     return Unavailable(
-        f"No healthy engine has version {live} loaded right now. Try again in a few seconds; an operator sees the "
-        "cause under /admin/replicas and in `evergreen status`.",
+        f"No healthy engine has version {live if number is None else number} loaded right now. Try again in a few "
+        "seconds; an operator sees the cause under /admin/replicas and in `evergreen status`.",
         code="no_replica",
         headers={"Retry-After": RETRY_AFTER_S},
     )

@@ -90,6 +90,18 @@ def test_a_pinned_version_is_not_replaced_by_another(world: World, engine: FakeE
     assert error_of(chat(world, model="default@0")) == (404, "version_not_loaded")
 
 
+def test_a_pinned_version_is_not_gone_because_no_engine_runs(world: World):
+    world.set_live(1)
+    world.set_replica(world.replica_id, healthy=False)
+    existing, none = chat(world, model="default@0"), chat(world, model="default@7")
+    world.set_replica(world.replica_id, healthy=True)
+    world.set_live(0)
+    assert error_of(existing) == (503, "no_replica")
+    assert "version 0" in existing.json()["error"]["message"]
+    assert int(existing.headers["retry-after"]) > 0
+    assert error_of(none) == (404, "version_not_loaded")
+
+
 @pytest.mark.parametrize(
     ("status", "message", "expected"),
     [
