@@ -3,18 +3,16 @@
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from time import sleep
 
-import httpx
 import typer
 
 from app.settings import Settings
 from evergreen.child import die_with
 from evergreen.home import is_held
+from evergreen.own_server import NotReady, evergreen, wait_until_ready
 from evergreen.stack import DRAIN_S, base_url
 
 
@@ -25,12 +23,16 @@ def demo(settings: Settings, seed: int, out: Path, options: Sequence[str]) -> in
         options: passed on to `evergreen simulate tickets`.
     """
     with _server(settings) as server:
-        _wait_until_ready(settings, server)
+        try:
+            wait_until_ready(base_url(settings), server)
+        except NotReady as error:  # a child has said why
+            typer.echo(str(error), err=True)
+            return 1
         environment = {
             "EVERGREEN_URL": base_url(settings),
             "EVERGREEN_API_KEY": settings.admin_key_path.read_text().strip(),
         }
-        command = [*_evergreen("simulate", "tickets"), "--seed", str(seed), "--out", str(out), *options]
+        command = [*evergreen("simulate", "tickets"), "--seed", str(seed), "--out", str(out), *options]
         typer.echo(f"Playing; results go to {out}")
         player = subprocess.Popen(command, env=os.environ | environment, preexec_fn=die_with(os.getpid()))
         status = _status_of(player)
@@ -53,25 +55,9 @@ def _server(settings: Settings) -> Iterator[subprocess.Popen[bytes] | None]:
     if is_held(settings.home.resolve()):
         yield None
         return
-    server = subprocess.Popen(_evergreen("up"), process_group=0, preexec_fn=die_with(os.getpid()))
+    server = subprocess.Popen(evergreen("up"), process_group=0, preexec_fn=die_with(os.getpid()))
     try:
         yield server
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(timeout=3 * DRAIN_S)
-
-
-def _wait_until_ready(settings: Settings, server: subprocess.Popen[bytes] | None) -> None:
-    while True:
-        if server is not None and server.poll() is not None:
-            raise typer.Exit(1)  # it has said why
-        try:
-            if httpx.get(f"{base_url(settings)}/readyz", timeout=2.0, trust_env=False).status_code == httpx.codes.OK:
-                return
-        except httpx.HTTPError:
-            pass
-        sleep(0.5)
-
-
-def _evergreen(*arguments: str) -> list[str]:
-    return [sys.executable, "-P", "-m", "evergreen.cli", *arguments]

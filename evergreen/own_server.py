@@ -18,7 +18,7 @@ STOPS_WITHIN_S = 90
 
 
 class NotReady(RuntimeError):
-    """The server did not start; its log says why."""
+    """The server did not start; what it has printed says why."""
 
 
 @contextmanager
@@ -46,7 +46,10 @@ def own_server(home: Path, port: int, settings: Mapping[str, str]) -> Iterator[t
             evergreen("up"), env=environment, stdout=log, stderr=log, preexec_fn=die_with(os.getpid())
         )
     try:
-        _wait_until_ready(url, up, log_path)
+        try:
+            wait_until_ready(url, up)
+        except NotReady as error:
+            raise NotReady(f"{error}; see {log_path}") from error
         key = (home / "admin.key").read_text().strip()
         with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60) as admin:
             yield admin, environment | {"EVERGREEN_API_KEY": key}
@@ -64,15 +67,20 @@ def evergreen(*arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", "evergreen.cli", *arguments]
 
 
-def _wait_until_ready(url: str, up: subprocess.Popen[bytes], log: Path) -> None:
+def wait_until_ready(url: str, up: subprocess.Popen[bytes] | None) -> None:
+    """up: the child that is to serve there; None: it is somebody else's.
+
+    Raises:
+        NotReady: the child has ended, or nothing was ready within READY_WITHIN_S.
+    """
     deadline = time.monotonic() + READY_WITHIN_S
     while time.monotonic() < deadline:
-        if up.poll() is not None:
-            raise NotReady(f"`evergreen up` ended with status {up.returncode}; see {log}")
+        if up is not None and up.poll() is not None:
+            raise NotReady(f"`evergreen up` ended with status {up.returncode}")
         try:
-            if httpx.get(f"{url}/readyz", timeout=5).is_success:
+            if httpx.get(f"{url}/readyz", timeout=5, trust_env=False).is_success:
                 return
         except httpx.TransportError:
             pass  # not listening yet
-        time.sleep(1)
-    raise NotReady(f"the server was not ready within {READY_WITHIN_S} s; see {log}")
+        time.sleep(0.5)
+    raise NotReady(f"the server was not ready within {READY_WITHIN_S} s")
