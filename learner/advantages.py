@@ -20,15 +20,17 @@ def policy_advantages(
     values: Tensor | None,
     settings: LearningSettings,
     earlier_returns: Sequence[float],
+    ends: Tensor | None = None,
 ) -> Tensor:
     """(N,) float32 over the batch's action tokens in flat order; whitened over the batch if so set.
 
     values: (N,) V(s_t), which `value` alone needs. earlier_returns: of the rollouts trained before, oldest first, which
-    `running_mean` alone reads.
+    `running_mean` alone reads. ends: (B,) V beyond where a rollout was cut off, for `value`; None: none was.
     """
     if settings.advantage == "value":
         assert values is not None
-        advantages = _value(trajectories, values, settings)
+        ends = torch.zeros(len(trajectories)) if ends is None else ends
+        advantages = _value(trajectories, values, ends, settings)
     elif settings.advantage == "running_mean":
         advantages = _running_mean(trajectories, earlier_returns, settings.gamma)
     else:
@@ -36,12 +38,12 @@ def policy_advantages(
     return whiten(advantages, settings.whiten_floor) if settings.whiten_advantages else advantages
 
 
-def _value(trajectories: Sequence[Trajectory], values: Tensor, settings: LearningSettings) -> Tensor:
+def _value(trajectories: Sequence[Trajectory], values: Tensor, ends: Tensor, settings: LearningSettings) -> Tensor:
     """GAE per trajectory, lambda by the length of its rollout."""
     return torch.cat(
         [
-            gae(t.rewards, v, settings.gamma, policy_lambda(t.rollout_action_tokens, settings.alpha))
-            for t, v in zip(trajectories, per_trajectory(values, trajectories), strict=True)
+            gae(t.rewards, v, settings.gamma, policy_lambda(t.rollout_action_tokens, settings.alpha), end)
+            for t, v, end in zip(trajectories, per_trajectory(values, trajectories), ends.tolist(), strict=True)
         ]
     )
 
@@ -74,13 +76,15 @@ def _rollout_returns(trajectories: Sequence[Trajectory]) -> dict[UUID, float]:
     return {t.rollout_id: t.rollout_return for t in trajectories}
 
 
-def first_residuals(trajectories: Sequence[Trajectory], values: Tensor, gamma: float) -> dict[UUID, float]:
+def first_residuals(
+    trajectories: Sequence[Trajectory], values: Tensor, ends: Tensor, gamma: float
+) -> dict[UUID, float]:
     """Per rollout the return that came minus V, at the first action token of each of its segments, mean over these.
 
-    values: (N,) V(s_t), from before the critic has seen these returns.
+    values: (N,) V(s_t), and ends: (B,) V beyond a cut, from before the critic has seen these returns.
     """
     of_rollout: dict[UUID, list[float]] = defaultdict(list)
-    for t, v in zip(trajectories, per_trajectory(values, trajectories), strict=True):
-        arrived = lambda_returns(t.rewards, torch.zeros_like(t.rewards), gamma, lam=1.0)[0]
+    for t, v, end in zip(trajectories, per_trajectory(values, trajectories), ends.tolist(), strict=True):
+        arrived = lambda_returns(t.rewards, torch.zeros_like(t.rewards), gamma, 1.0, end)[0]
         of_rollout[t.rollout_id].append((arrived - v[0]).item())
     return {rollout_id: fmean(residuals) for rollout_id, residuals in of_rollout.items()}

@@ -112,6 +112,7 @@ def _trajectory(
         interaction_index=per_token(trained, torch.int64),
         rollout_action_tokens=rollout_action_tokens,
         rollout_return=rollout.total_return,
+        truncated=rollout.interactions[path[-1]].finish_reason == "length",
         group=rollout.group,
     )
 

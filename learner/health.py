@@ -15,9 +15,11 @@ from learner.trajectory import Trajectory
 
 @dataclass(frozen=True)
 class CriticStep:
-    """What one critic step saw: (N,) values before it and targets, and the gradient's norm before clipping."""
+    """What one critic step saw: (N,) values before it, (B,) values beyond cuts, (N,) targets, and the gradient's norm
+    before clipping."""
 
     values: Tensor
+    ends: Tensor
     targets: Tensor
     grad_norm: float
 

@@ -12,11 +12,12 @@ import torch
 
 from app.rollouts.claimed import Claim
 from learner.batch import build_trajectories
-from learner.sao.value import explained_variance, lambda_returns
+from learner.sao.value import explained_variance
 from learner.state import LearnerState
-from learner.step import UpdateResult, critic_step, read_values
+from learner.step import UpdateResult, critic_step
 from learner.trajectory import Trajectory
 from learner.update import Trained
+from learner.values import end_values, read_values, value_targets
 
 
 def pretrain_value(claim: Claim, state: LearnerState, epochs: int) -> Trained:
@@ -79,11 +80,7 @@ def _fit(state: LearnerState, rollouts: Sequence[list[Trajectory]]) -> tuple[flo
     for batch in _batches(rollouts, settings.rollouts_per_update):
         read = read_values(state.model, state.model.plan(batch, settings.tokens_per_micro_batch))
         values.append(read)
-        parts = read.split([t.action_positions.numel() for t in batch])
-        targets += [
-            lambda_returns(t.rewards, v, settings.gamma, settings.critic_lambda)
-            for t, v in zip(batch, parts, strict=True)
-        ]
+        targets.append(value_targets(batch, read, end_values(state.model, batch, settings), settings))
     predicted, target = torch.cat(values), torch.cat(targets)
     return explained_variance(predicted, target), (predicted - target).double().square().mean().item()
 

@@ -29,8 +29,9 @@ from learner.sao.anchor import failing, forward_kl
 from learner.sao.centring import centring_loss
 from learner.sao.clipping import clip_accepted
 from learner.sao.health import entropy
-from learner.sao.value import lambda_returns, value_loss
+from learner.sao.value import value_loss
 from learner.trajectory import Trajectory, per_trajectory
+from learner.values import end_values, read_values, value_targets
 
 
 class TrainingDiverged(RuntimeError):
@@ -74,13 +75,15 @@ def run_update(
     plan = model.plan(trajectories, settings.tokens_per_micro_batch)
     critic: list[CriticStep] = []
     values: Tensor | None = None
+    ends = torch.zeros(len(trajectories))
     if settings.advantage == "value":
         with _timed(seconds, "critic"):
             critic = [
                 critic_step(model, optimisers.value, plan, trajectories, settings) for _ in range(settings.critic_steps)
             ]
             values = read_values(model, plan)
-    advantages = policy_advantages(trajectories, values, settings, earlier_returns)
+            ends = end_values(model, trajectories, settings)
+    advantages = policy_advantages(trajectories, values, settings, earlier_returns, ends)
     base_states, policy_lr = None, None
     if settings.anchor_coefficient > 0:
         with _timed(seconds, "anchor"):
@@ -102,7 +105,7 @@ def run_update(
             "reward_shortfall": shortfall,
         },
         seconds=seconds,
-        summaries=_summaries(trajectories, critic[0].values if critic else None, advantages, policy, settings),
+        summaries=_summaries(trajectories, critic, advantages, policy, settings),
         policy_changed=policy_lr is not None and policy_lr > 0,
     )
 
@@ -131,12 +134,8 @@ def critic_step(
 ) -> CriticStep:
     # with lambda = 1 the targets are sums of rewards, free of V: no need to read it first
     current = read_values(model, plan) if settings.critic_lambda < 1 else torch.zeros(plan.token_count)
-    targets = torch.cat(
-        [
-            lambda_returns(t.rewards, v, settings.gamma, settings.critic_lambda)
-            for t, v in zip(trajectories, per_trajectory(current, trajectories), strict=True)
-        ]
-    )
+    ends = end_values(model, trajectories, settings)
+    targets = value_targets(trajectories, current, ends, settings)
     values = torch.empty(plan.token_count)
 
     def loss(states: Tensor, micro_batch: MicroBatch) -> Tensor:
@@ -147,7 +146,7 @@ def critic_step(
     optimiser.zero_grad()
     model.accumulate_gradients("value", plan, loss)
     grad_norm = _step(optimiser, model.value_parameters, settings.value_grad_clip, "critic")
-    return CriticStep(values, targets, grad_norm)
+    return CriticStep(values, ends, targets, grad_norm)
 
 
 def _policy_step(
@@ -249,21 +248,17 @@ def _step(optimiser: Optimizer, parameters: Mapping[str, nn.Parameter], clip: fl
     return norm
 
 
-def read_values(model: LearnerModel, plan: BatchPlan) -> Tensor:
-    """(N,) V(s_t), on the CPU."""
-    with torch.no_grad():
-        return model.values(model.read_states("value", plan)).cpu()
-
-
 def _summaries(
     trajectories: Sequence[Trajectory],
-    expected: Tensor | None,
+    critic: Sequence[CriticStep],
     advantages: Tensor,
     policy: Sequence[PolicyReading],
     settings: LearningSettings,
 ) -> dict[UUID, RolloutSummary]:
-    """expected: (N,) V(s_t) before this update's critic steps, which had seen none of these rewards."""
-    residuals = None if expected is None else first_residuals(trajectories, expected, settings.gamma)
+    """critic: its steps, of which the first one's values had seen none of these rewards; empty: no critic ran."""
+    residuals = {}
+    if critic:
+        residuals = first_residuals(trajectories, critic[0].values, critic[0].ends, settings.gamma)
     behaviour = torch.cat([t.behaviour_logprobs for t in trajectories])
     accepted = [
         clip_accepted(reading.logprobs - behaviour, advantages, settings.dis_band, settings.clip) for reading in policy
@@ -282,7 +277,7 @@ def _summaries(
             advantage_mean=advantage.mean().item(),
             advantage_std=advantage.std(correction=0).item(),
             masked_share=share.mean().item(),
-            residual=None if residuals is None else residuals[rollout_id],
+            residual=residuals.get(rollout_id),
         )
     return summaries
 

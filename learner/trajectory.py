@@ -36,6 +36,8 @@ class Trajectory:
     """l of the policy's lambda: trained action tokens of the whole rollout, all segments."""
     rollout_return: float
     """Sum of all rewards of the rollout, whatever segment they arrive in."""
+    truncated: bool = False
+    """Its last action was cut off at a limit of length: it did not end there by itself."""
     group: str | None = None
     """Rollouts of one prompt share it, for GRPO's advantage; None: the rollout is of no group."""
 

@@ -55,6 +55,9 @@ class LearningSettings(BaseModel):
     """lambda_policy = 1 - 1 / (alpha * l), l = action tokens of the rollout."""
     critic_lambda: float = Field(1.0, ge=0, le=1)
     gamma: float = Field(1.0, gt=0, le=1)
+    truncation: Literal["terminal", "bootstrap"] = "terminal"
+    """What comes after an answer that a limit of length cut off: nothing, or what the critic expects there. `bootstrap`
+    is for rewards that would have come later; a judge of the cut answer has said already what it is worth."""
     whiten_advantages: bool = False
     whiten_floor: float = Field(0.1, gt=0)
     anchor_coefficient: float = Field(0.02, ge=0)

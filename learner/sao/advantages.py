@@ -10,14 +10,14 @@ def policy_lambda(action_tokens: int, alpha: float) -> float:
     return min(max(1.0 - 1.0 / (alpha * action_tokens), 0.0), 1.0)
 
 
-def gae(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> Tensor:
+def gae(rewards: Tensor, values: Tensor, gamma: float, lam: float, end: float = 0.0) -> Tensor:
     """Advantages of one trajectory, observations deleted from the time axis (Eq. 4-5):
 
         delta_t = rew_t + gamma * V(s_next) - V(s_t)
         A_t     = delta_t + gamma * lambda * A_next
 
-    next = the next ACTION token, across observations; V_next = A_next = 0 after the last one (the end of a segment is
-    terminal, nothing is bootstrapped beyond it).
+    next = the next ACTION token, across observations; after the last one A_next = 0 and V_next = `end`: 0, since the
+    end of a segment is terminal, or the value of what lies beyond where a rollout was cut off.
 
     rewards: (T,) the reward that arrives with each action token. values: (T,) V(s_t), the value of the state BEFORE
     action token t. One trajectory has one lambda, hence a float: there is no batch axis to broadcast over.
@@ -25,7 +25,7 @@ def gae(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> Tensor:
     """
     check_trajectory(rewards, values)
     advantages: list[float] = []
-    next_value = next_advantage = 0.0
+    next_value, next_advantage = end, 0.0
     for reward, value in zip(reversed(rewards.tolist()), reversed(values.tolist()), strict=True):
         next_advantage = reward + gamma * next_value - value + gamma * lam * next_advantage
         next_value = value

@@ -9,19 +9,21 @@ MIN_TARGET_VARIANCE = 1e-12
 """Below this the targets tie and explained variance has no meaning."""
 
 
-def lambda_returns(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> Tensor:
+def lambda_returns(rewards: Tensor, values: Tensor, gamma: float, lam: float, end: float = 0.0) -> Tensor:
     """The critic's targets for one trajectory, G_t = A_t + V(s_t), as
 
         G_t = rew_t + gamma * ((1 - lambda) * V(s_next) + lambda * G_next)
 
-    next = the next action token across observations; V_next = G_next = 0 after the last. With lambda = 1 and gamma = 1
-    this is the sum of the rewards still to come, free of V. Built before any whitening.
+    next = the next action token across observations; V_next = G_next = `end` after the last, which is 0 unless the
+    rollout was cut off there. With lambda = 1 and gamma = 1 this is the sum of the rewards still to come, free of V.
+    Built before any whitening.
 
-    rewards, values: (T,) as in `gae`. Returns (T,) in the values' dtype, without gradient; accumulated in double.
+    rewards, values, end: as in `gae`; (T,), (T,) and a number. Returns (T,) in the values' dtype, without gradient;
+    accumulated in double.
     """
     check_trajectory(rewards, values)
     returns: list[float] = []
-    next_value = next_return = 0.0
+    next_value = next_return = end
     for reward, value in zip(reversed(rewards.tolist()), reversed(values.tolist()), strict=True):
         next_return = reward + gamma * ((1.0 - lam) * next_value + lam * next_return)
         next_value = value

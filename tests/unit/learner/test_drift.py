@@ -86,4 +86,7 @@ def test_residuals_of_rollouts_by_hand() -> None:
     ]
     values = torch.tensor([0.25, 9.0, 0.5, 9.0, 9.0, 0.75])
     # 0.5 * 1 - 0.25 = 0.25 and 0.25 * 1 - 0.5 = -0.25; -1 - 0.75
-    assert first_residuals(trajectories, values, gamma=0.5) == {forked: 0.0, single: -1.75}
+    assert first_residuals(trajectories, values, torch.zeros(3), gamma=0.5) == {forked: 0.0, single: -1.75}
+    # a quarter of 4 lies beyond the first one's cut: (1.25 - 0.25) / 2
+    ends = torch.tensor([4.0, 0.0, 0.0])
+    assert first_residuals(trajectories, values, ends, gamma=0.5) == {forked: 0.5, single: -1.75}

@@ -29,39 +29,39 @@ def next_action(tokens: list[Token], position: int) -> int | None:
     return None
 
 
-def delta(tokens: list[Token], t: int, gamma: float) -> float:
+def delta(tokens: list[Token], t: int, gamma: float, end: float) -> float:
     following = next_action(tokens, t)
-    bootstrap = 0.0 if following is None else tokens[following].value
+    bootstrap = end if following is None else tokens[following].value
     return tokens[t].reward + gamma * bootstrap - tokens[t].value
 
 
-def advantages(tokens: list[Token], gamma: float, lam: float) -> list[float]:
-    """A_t = sum over k of (gamma lambda)^k delta of the k-th action token after t."""
+def advantages(tokens: list[Token], gamma: float, lam: float, end: float = 0.0) -> list[float]:
+    """A_t = sum over k of (gamma lambda)^k delta of the k-th action token after t. end: V beyond the last token."""
     result = []
     for t, token in enumerate(tokens):
         if not token.action:
             continue
         total, k, at = 0.0, 0, t
         while at is not None:
-            total += (gamma * lam) ** k * delta(tokens, at, gamma)
+            total += (gamma * lam) ** k * delta(tokens, at, gamma, end)
             k, at = k + 1, next_action(tokens, at)
         result.append(total)
     return result
 
 
-def n_step_return(actions: list[Token], t: int, n: int, gamma: float) -> float:
+def n_step_return(actions: list[Token], t: int, n: int, gamma: float, end: float) -> float:
     rewards = sum(gamma**i * actions[t + i].reward for i in range(n))
-    return rewards + (gamma**n * actions[t + n].value if t + n < len(actions) else 0.0)
+    return rewards + gamma**n * (actions[t + n].value if t + n < len(actions) else end)
 
 
-def lambda_returns(tokens: list[Token], gamma: float, lam: float) -> list[float]:
-    """The lambda-return as the mixture of all n-step returns."""
+def lambda_returns(tokens: list[Token], gamma: float, lam: float, end: float = 0.0) -> list[float]:
+    """The lambda-return as the mixture of all n-step returns. end: V beyond the last token."""
     actions = [token for token in tokens if token.action]
     result = []
     for t in range(len(actions)):
         steps = len(actions) - t
-        mixture = sum((1 - lam) * lam ** (n - 1) * n_step_return(actions, t, n, gamma) for n in range(1, steps))
-        result.append(mixture + lam ** (steps - 1) * n_step_return(actions, t, steps, gamma))
+        mixture = sum((1 - lam) * lam ** (n - 1) * n_step_return(actions, t, n, gamma, end) for n in range(1, steps))
+        result.append(mixture + lam ** (steps - 1) * n_step_return(actions, t, steps, gamma, end))
     return result
 
 

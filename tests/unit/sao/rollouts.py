@@ -23,6 +23,7 @@ def interaction(
     staleness: int = 0,
     skip: SkipReason | None = None,
     staleness_runs: tuple[tuple[int, int], ...] = (),
+    finish_reason: str = "stop",
 ) -> ClaimedInteraction:
     return ClaimedInteraction(
         id=uuid5(NAMESPACE, name),
@@ -33,7 +34,7 @@ def interaction(
         completion_ids=np.array(completion, dtype=np.int32),
         logprobs=np.array([-0.5] * len(completion) if logprobs is None else logprobs, dtype=np.float32),
         temperature=temperature,
-        finish_reason="stop",
+        finish_reason=finish_reason,
         reward=reward,
         skip_reason=skip,
         staleness_runs=staleness_runs,

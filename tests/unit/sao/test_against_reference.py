@@ -68,6 +68,14 @@ def test_lambda_returns(tokens: list[Token], gamma: float, lam: float) -> None:
 
 
 @repeatable
+@given(rollouts, gammas, unit, st.floats(-1, 1, width=32))
+def test_what_lies_beyond_a_cut(tokens: list[Token], gamma: float, lam: float, end: float) -> None:
+    rewards, values = column(tokens, "reward"), column(tokens, "value")
+    assert_close(gae(rewards, values, gamma, lam, end), reference.advantages(tokens, gamma, lam, end))
+    assert_close(lambda_returns(rewards, values, gamma, lam, end), reference.lambda_returns(tokens, gamma, lam, end))
+
+
+@repeatable
 @given(rollouts, gammas, unit)
 def test_lambda_return_is_advantage_plus_value(tokens: list[Token], gamma: float, lam: float) -> None:
     rewards, values = column(tokens, "reward"), column(tokens, "value")

@@ -54,6 +54,14 @@ def test_one_call() -> None:
     assert {t.behaviour_logprobs.dtype, t.rewards.dtype, t.temperatures.dtype} == {torch.float32}
 
 
+@pytest.mark.parametrize(("first", "last", "truncated"), [("stop", "length", True), ("length", "stop", False)])
+def test_what_is_cut_off_is_what_ends_on_a_cut(first: str, last: str, truncated: bool) -> None:
+    """An answer that was cut off and gone on from is none: the rollout went on."""
+    one = interaction("a", None, [101], [1], finish_reason=first)
+    two = interaction("b", "a", [102], [2], finish_reason=last)
+    assert [t.truncated for t in build_trajectories([rollout(one, two)])] == [truncated]
+
+
 def test_two_turns() -> None:
     """101 1 2 | 102 103 3: turn rewards 0.5 on token 2 and 0.25 on token 3, final 1 on token 3.
 
