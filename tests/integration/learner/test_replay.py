@@ -12,9 +12,12 @@ from sqlalchemy import delete
 from sqlalchemy import update as sql_update
 
 from app.db.models import Feedback, Interaction, Policy, PolicyVersion
+from app.db.session import Database
 from app.policies.files import delete_directory
+from app.settings import Settings
 from learner.worker import LearnWorker
 from tests.integration.learner.scene import LEARNING, Scene
+from tests.unit.learner.conftest import full_settings
 
 NewWorker = Callable[[], LearnWorker]
 
@@ -59,6 +62,27 @@ def test_every_version_is_made_again_from_version_zero(trained: Scene) -> None:
     assert "the critic alone" in done.stdout
     assert "not as then" not in done.stdout
     for version in trained.versions()[1:]:
+        assert version.sha256 in done.stdout
+
+
+def test_twenty_updates(scene: Scene, new_worker: NewWorker) -> None:
+    train(scene, new_worker(), 20)
+    head = scene.policy().head
+    assert head is not None
+    assert head > 15  # the first update was a warm-up, and a batch of nothing but 1 leaves nothing to gain
+    done = replay(scene, "--to", str(head), "--from", "0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert equal_versions(done) == list(range(1, head + 1))
+
+
+def test_full_weights(settings: Settings, database: Database, tiny_model: Path, new_worker: NewWorker) -> None:
+    changes = {"rollouts_per_update": 4, "min_rollouts": 4, "critic_warmup_updates": 1, "policy_lr": 1e-3}
+    scene = Scene(settings, database, tiny_model, full_settings(**changes), training="full")
+    train(scene, new_worker(), 4)
+    done = replay(scene, "--to", "3", "--from", "0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert equal_versions(done) == [1, 2, 3]
+    for version in scene.versions()[1:]:
         assert version.sha256 in done.stdout
 
 
