@@ -1,7 +1,8 @@
 """Kill -9 of whole process groups at named points, while a simulation runs against `evergreen up`.
 
 After every kill the server must be back within a minute: it answers, takes rewards, commits an update and serves it.
-In the end the client's own journal is compared with the database.
+In the end the client's own journal is compared with the database. Once for a policy that trains adapters and, at the
+points of a swap of weights, once for one that trains them all.
 """
 
 import json
@@ -44,12 +45,28 @@ POINTS = {
     "deploy_live": "app.db.repositories.deployments go_live",
     "engine_load": "app.engine.embedded.adapters AdapterStore.load",
     "engine_step": "app.engine.embedded.engine Engine.step",
+    "swap_pause": "app.engine.control_client ControlClient.pause",
+    "swap_reload": "app.engine.control_client ControlClient.reload_weights",
+    "swap_label": "app.engine.control_client ControlClient.label_weights",
+    "swap_resume": "app.engine.control_client ControlClient.resume",
+    "engine_reload": "app.engine.embedded.engine Engine.reload_weights",
 }
 """point -> module and attribute. `commit_update` before: nothing is written; after: written, not committed;
 `update_in_memory` before: committed, and the process does not know it yet. The same for `complete_interaction` (not
 committed) and `reply` after (committed, not sent)."""
 
-CASES = [f"{point}-{moment}" for point in POINTS for moment in ("before", "after")]
+SWAP = {point for point in POINTS if point.startswith("swap") or point == "engine_reload"}
+POINTS_OF = {
+    "lora": [point for point in POINTS if point not in SWAP],
+    "full": ["file_rename", "update_commit", "update_in_memory", *SWAP, "deploy_live"],
+}
+CASES = [
+    (training, f"{point}-{moment}")
+    for training, points in POINTS_OF.items()
+    for point in sorted(points, key=list(POINTS).index)
+    for moment in ("before", "after")
+]
+both = pytest.mark.parametrize("stack", POINTS_OF, indirect=True)
 
 
 @dataclass(frozen=True)
@@ -98,7 +115,8 @@ class Stack:
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Its parameter is what the policy trains."""
     folder = tmp_path_factory.mktemp("crash")
     base = build_base_model(folder / "base", context=2048)
     tokenizer = AutoTokenizer.from_pretrained(base)
@@ -112,7 +130,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     environment = {
         "PYTHONPATH": f"{wrapper}{os.pathsep}{ROOT}", "EVERGREEN_TEST_KILL_DIR": str(kill_dir),
         "EVERGREEN_HOME": str(home), "EVERGREEN_MODEL": str(base), "EVERGREEN_DTYPE": "float32",
-        "EVERGREEN_PORT": str(PORT), "EVERGREEN_ENGINE_PORT": str(ENGINE_PORT),
+        "EVERGREEN_PORT": str(PORT), "EVERGREEN_ENGINE_PORT": str(ENGINE_PORT), "EVERGREEN_TRAINING": request.param,
     }  # fmt: skip
     running = Stack(home, kill_dir, folder / "run" / "journal.jsonl", f"http://127.0.0.1:{PORT}")
     with process([sys.executable, "-m", "evergreen.cli", "up"], folder / "console", **environment) as up:
@@ -131,7 +149,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("stack", "case"), CASES, indirect=["stack"])
 def test_the_server_is_back_within_a_minute(stack: Stack, case: str) -> None:
     armed = stack.kill_dir / case
     known = {update for update, _, _ in stack.updates()}
@@ -153,6 +171,7 @@ def test_the_server_is_back_within_a_minute(stack: Stack, case: str) -> None:
     print(f"{case}: back after {time.monotonic() - killed:.1f} s")
 
 
+@both
 def test_nothing_acknowledged_is_missing(stack: Stack) -> None:
     """Runs last, on everything that the kills have left."""
     completions = {line["interaction"] for line in stack.journal_lines("completion")}
@@ -164,6 +183,7 @@ def test_nothing_acknowledged_is_missing(stack: Stack) -> None:
     assert feedback.items() <= values.items()
 
 
+@both
 def test_no_rollout_is_trained_twice(stack: Stack) -> None:
     rows = stack.query(
         "select ur.rollout_id from update_rollouts ur join updates u on u.id = ur.update_id where u.state = 'done'"
@@ -173,6 +193,7 @@ def test_no_rollout_is_trained_twice(stack: Stack) -> None:
     assert twice == []
 
 
+@both
 def test_version_numbers_have_no_gap(stack: Stack) -> None:
     def numbers() -> list[int]:
         return [number for (number,) in stack.query("select number from policy_versions order by number")]
@@ -183,6 +204,7 @@ def test_version_numbers_have_no_gap(stack: Stack) -> None:
     assert made == list(range(1, len(made) + 1))
 
 
+@both
 def test_no_rollout_is_left_behind(stack: Stack) -> None:
     """A rollout in training belongs to an update that runs."""
     orphans = stack.query(
