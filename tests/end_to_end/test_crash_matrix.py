@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID
 
 import httpx
@@ -58,15 +58,15 @@ committed) and `reply` after (committed, not sent)."""
 SWAP = {point for point in POINTS if point.startswith("swap") or point == "engine_reload"}
 POINTS_OF = {
     "lora": [point for point in POINTS if point not in SWAP],
-    "full": ["file_rename", "update_commit", "update_in_memory", *SWAP, "deploy_live"],
+    "full": ["file_rename", "update_commit", "update_in_memory", *(p for p in POINTS if p in SWAP), "deploy_live"],
 }
-CASES = [
-    (training, f"{point}-{moment}")
-    for training, points in POINTS_OF.items()
-    for point in sorted(points, key=list(POINTS).index)
-    for moment in ("before", "after")
-]
-both = pytest.mark.parametrize("stack", POINTS_OF, indirect=True)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The points of a class are those of what its policy trains."""
+    if "case" in metafunc.fixturenames:
+        points = POINTS_OF[metafunc.cls.training]
+        metafunc.parametrize("case", [f"{point}-{moment}" for point in points for moment in ("before", "after")])
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,9 @@ class Stack:
         return {"Authorization": f"Bearer {(self.home / 'admin.key').read_text().strip()}"}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Its parameter is what the policy trains."""
+    """One server for all tests of a class: what its last tests look at has lived through every kill."""
     folder = tmp_path_factory.mktemp("crash")
     base = build_base_model(folder / "base", context=2048)
     tokenizer = AutoTokenizer.from_pretrained(base)
@@ -130,7 +130,8 @@ def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     environment = {
         "PYTHONPATH": f"{wrapper}{os.pathsep}{ROOT}", "EVERGREEN_TEST_KILL_DIR": str(kill_dir),
         "EVERGREEN_HOME": str(home), "EVERGREEN_MODEL": str(base), "EVERGREEN_DTYPE": "float32",
-        "EVERGREEN_PORT": str(PORT), "EVERGREEN_ENGINE_PORT": str(ENGINE_PORT), "EVERGREEN_TRAINING": request.param,
+        "EVERGREEN_PORT": str(PORT), "EVERGREEN_ENGINE_PORT": str(ENGINE_PORT),
+        "EVERGREEN_TRAINING": request.cls.training,
     }  # fmt: skip
     running = Stack(home, kill_dir, folder / "run" / "journal.jsonl", f"http://127.0.0.1:{PORT}")
     with process([sys.executable, "-m", "evergreen.cli", "up"], folder / "console", **environment) as up:
@@ -148,67 +149,71 @@ def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             assert up.poll() is None, (folder / "console").read_text()[-2000:]
 
 
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize(("stack", "case"), CASES, indirect=["stack"])
-def test_the_server_is_back_within_a_minute(stack: Stack, case: str) -> None:
-    armed = stack.kill_dir / case
-    known = {update for update, _, _ in stack.updates()}
-    acknowledged = len(stack.journal_lines("feedback"))
-    armed.touch()
-    eventually(lambda: not armed.exists(), within_s=120, what=f"a process to reach {case}")
-    killed = time.monotonic()
+class CrashMatrix:
+    """What holds after a kill; a class per training mode collects it."""
 
-    def back() -> bool:
-        new = [version for update, state, version in stack.updates() if update not in known and state == "done"]
-        return (
-            len(stack.journal_lines("feedback")) > acknowledged
-            and bool(new)
-            and stack.live() >= max(version or 0 for version in new)
-            and stack.answers()
+    training: ClassVar[str]
+
+    @pytest.mark.timeout(400)
+    def test_the_server_is_back_within_a_minute(self, stack: Stack, case: str) -> None:
+        armed = stack.kill_dir / case
+        known = {update for update, _, _ in stack.updates()}
+        acknowledged = len(stack.journal_lines("feedback"))
+        armed.touch()
+        eventually(lambda: not armed.exists(), within_s=120, what=f"a process to reach {case}")
+        killed = time.monotonic()
+
+        def back() -> bool:
+            new = [version for update, state, version in stack.updates() if update not in known and state == "done"]
+            return (
+                len(stack.journal_lines("feedback")) > acknowledged
+                and bool(new)
+                and stack.live() >= max(version or 0 for version in new)
+                and stack.answers()
+            )
+
+        eventually(back, within_s=BACK_WITHIN_S, what=f"answers, rewards and a newly served update after {case}")
+        print(f"{case}: back after {time.monotonic() - killed:.1f} s")
+
+    def test_nothing_acknowledged_is_missing(self, stack: Stack) -> None:
+        """Runs last, on everything that the kills have left."""
+        completions = {line["interaction"] for line in stack.journal_lines("completion")}
+        feedback = {line["idempotency_key"]: line["reward"] for line in stack.journal_lines("feedback")}
+        assert len(completions) > 100
+        stored = {str(UUID(row[0])) for row in stack.query("select id from interactions where state = 'completed'")}
+        assert completions <= stored
+        values = dict(stack.query("select idempotency_key, value from feedback"))
+        assert feedback.items() <= values.items()
+
+    def test_no_rollout_is_trained_twice(self, stack: Stack) -> None:
+        rows = stack.query(
+            "select ur.rollout_id from update_rollouts ur join updates u on u.id = ur.update_id where u.state = 'done'"
         )
+        assert rows
+        twice = [rollout for (rollout,), times in Counter(rows).items() if times > 1]
+        assert twice == []
 
-    eventually(back, within_s=BACK_WITHIN_S, what=f"answers, rewards and a newly served update after {case}")
-    print(f"{case}: back after {time.monotonic() - killed:.1f} s")
+    def test_version_numbers_have_no_gap(self, stack: Stack) -> None:
+        def numbers() -> list[int]:
+            return [number for (number,) in stack.query("select number from policy_versions order by number")]
 
+        found = numbers()
+        assert found == list(range(len(found)))
+        made = [version for _, state, version in stack.updates() if state == "done" and version is not None]
+        assert made == list(range(1, len(made) + 1))
 
-@both
-def test_nothing_acknowledged_is_missing(stack: Stack) -> None:
-    """Runs last, on everything that the kills have left."""
-    completions = {line["interaction"] for line in stack.journal_lines("completion")}
-    feedback = {line["idempotency_key"]: line["reward"] for line in stack.journal_lines("feedback")}
-    assert len(completions) > 100
-    stored = {str(UUID(row[0])) for row in stack.query("select id from interactions where state = 'completed'")}
-    assert completions <= stored
-    values = dict(stack.query("select idempotency_key, value from feedback"))
-    assert feedback.items() <= values.items()
-
-
-@both
-def test_no_rollout_is_trained_twice(stack: Stack) -> None:
-    rows = stack.query(
-        "select ur.rollout_id from update_rollouts ur join updates u on u.id = ur.update_id where u.state = 'done'"
-    )
-    assert rows
-    twice = [rollout for (rollout,), times in Counter(rows).items() if times > 1]
-    assert twice == []
+    def test_no_rollout_is_left_behind(self, stack: Stack) -> None:
+        """A rollout in training belongs to an update that runs."""
+        orphans = stack.query(
+            "select r.id from rollouts r left join updates u on u.id = r.update_id "
+            "where r.state = 'training' and (u.state is null or u.state <> 'running')"
+        )
+        assert orphans == []
 
 
-@both
-def test_version_numbers_have_no_gap(stack: Stack) -> None:
-    def numbers() -> list[int]:
-        return [number for (number,) in stack.query("select number from policy_versions order by number")]
-
-    found = numbers()
-    assert found == list(range(len(found)))
-    made = [version for _, state, version in stack.updates() if state == "done" and version is not None]
-    assert made == list(range(1, len(made) + 1))
+class TestAdapters(CrashMatrix):
+    training = "lora"
 
 
-@both
-def test_no_rollout_is_left_behind(stack: Stack) -> None:
-    """A rollout in training belongs to an update that runs."""
-    orphans = stack.query(
-        "select r.id from rollouts r left join updates u on u.id = r.update_id "
-        "where r.state = 'training' and (u.state is null or u.state <> 'running')"
-    )
-    assert orphans == []
+class TestAllWeights(CrashMatrix):
+    training = "full"
