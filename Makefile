@@ -1,5 +1,6 @@
 # Every target installs what it needs first; versions are exact (requirements/).
 PYTHON ?= python3
+SEED ?= 1
 VENV := .venv
 BIN := $(VENV)/bin
 SHELL := bash
@@ -11,7 +12,7 @@ up: $(VENV)/.runtime
 	$(BIN)/evergreen up
 
 demo: $(VENV)/.runtime
-	$(BIN)/evergreen demo
+	$(BIN)/evergreen demo --seed $(SEED)
 
 test: lint test-fast
 

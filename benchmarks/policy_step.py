@@ -153,6 +153,8 @@ def batch(rollouts: int, prompt: int, turns: list[tuple[int, int]], common: int 
             length += actions + observations
         rewards = torch.zeros(len(positions))
         rewards[-1] = float(number % 2)
+        reward_counts = torch.zeros(len(positions), dtype=torch.int64)
+        reward_counts[-1] = 1
         trajectories.append(
             Trajectory(
                 rollout_id=UUID(int=number),
@@ -161,6 +163,7 @@ def batch(rollouts: int, prompt: int, turns: list[tuple[int, int]], common: int 
                 action_positions=torch.tensor(positions),
                 behaviour_logprobs=torch.full((len(positions),), -10.8),  # random tokens: about log(1 / 49152)
                 rewards=rewards,
+                reward_counts=reward_counts,
                 temperatures=torch.ones(len(positions)),
                 staleness=torch.zeros(len(positions), dtype=torch.int64),
                 interaction_index=torch.zeros(len(positions), dtype=torch.int64),

@@ -88,6 +88,8 @@ def trajectory(number: int, prompt: list[int], answer: tuple[list[int], list[flo
     count = len(ids)
     rewards = torch.zeros(count)
     rewards[-1] = reward
+    reward_counts = torch.zeros(count, dtype=torch.int64)
+    reward_counts[-1] = 1
     return Trajectory(
         rollout_id=UUID(int=number),
         segment=0,
@@ -95,6 +97,7 @@ def trajectory(number: int, prompt: list[int], answer: tuple[list[int], list[flo
         action_positions=torch.arange(len(prompt), len(prompt) + count),
         behaviour_logprobs=torch.tensor(logprobs),
         rewards=rewards,
+        reward_counts=reward_counts,
         temperatures=torch.ones(count),
         staleness=torch.zeros(count, dtype=torch.int64),
         interaction_index=torch.zeros(count, dtype=torch.int64),

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from app.settings import Settings
-from evergreen.home import HomeLock
+from evergreen.home import HomeLock, was_held
 
 FILES = (
     "admin.key",
@@ -18,13 +18,13 @@ FOLDERS = ("artifacts", "broker", "logs")
 
 
 class NotOurs(RuntimeError):
-    """The state lies elsewhere; the message says where."""
+    """What would be deleted is not a server's, or not all of its state; the message says which and why."""
 
 
 def what_reset_deletes(settings: Settings) -> list[Path]:
     """
     Raises:
-        NotOurs: DATABASE_URL points outside the home.
+        NotOurs: DATABASE_URL points outside the home, or no server has ever run in this directory.
     """
     if settings.database_url_setting:
         raise NotOurs(
@@ -32,7 +32,13 @@ def what_reset_deletes(settings: Settings) -> list[Path]:
             f"{settings.artifacts_dir} with it: one without the other is of no use."
         )
     home = settings.home.resolve()
-    return [home / name for name in (*FILES, *FOLDERS) if (home / name).exists()]
+    found = [home / name for name in (*FILES, *FOLDERS) if (home / name).exists()]
+    if found and not was_held(home):
+        raise NotOurs(
+            f"{home} has never been the home of a server, so {', '.join(path.name for path in found)} in it is not "
+            "ours to delete. EVERGREEN_HOME names the home."
+        )
+    return found
 
 
 def reset(settings: Settings) -> None:

@@ -92,8 +92,10 @@ def _trajectory(
         length = starts[i] + len(interaction.completion_ids)
 
     sizes = [len(rollout.interactions[i].completion_ids) for i in trained]
-    rewards = np.zeros(sum(sizes), dtype=np.float64)
-    rewards[np.cumsum(sizes) - 1] = _rewards_on_last_tokens(rollout, trained)
+    arriving = _rewards_on_last_tokens(rollout, trained)
+    rewards, reward_counts = np.zeros(sum(sizes), dtype=np.float64), np.zeros(sum(sizes), dtype=np.int64)
+    rewards[np.cumsum(sizes) - 1] = [math.fsum(rewards) for rewards in arriving]
+    reward_counts[np.cumsum(sizes) - 1] = [len(rewards) for rewards in arriving]
 
     def per_token(values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor(np.repeat(values, sizes), dtype=dtype)
@@ -107,6 +109,7 @@ def _trajectory(
         action_positions=torch.tensor(np.concatenate(positions), dtype=torch.int64),
         behaviour_logprobs=torch.tensor(np.concatenate([i.logprobs for i in interactions]), dtype=torch.float32),
         rewards=torch.tensor(rewards, dtype=torch.float32),
+        reward_counts=torch.tensor(reward_counts),
         temperatures=per_token([i.temperature for i in interactions], torch.float32),
         staleness=torch.tensor(np.concatenate([i.token_staleness for i in interactions]), dtype=torch.int64),
         interaction_index=per_token(trained, torch.int64),
@@ -117,12 +120,12 @@ def _trajectory(
     )
 
 
-def _rewards_on_last_tokens(rollout: ClaimedRollout, trained: Sequence[int]) -> list[float]:
-    """Per trained interaction of one segment, the reward on its last action token (see `build_trajectories`)."""
+def _rewards_on_last_tokens(rollout: ClaimedRollout, trained: Sequence[int]) -> list[list[float]]:
+    """Per trained interaction of one segment, the rewards on its last action token (see `build_trajectories`)."""
     boundaries = [*trained, len(rollout.interactions)]
-    sums = [math.fsum(i.reward for i in rollout.interactions[start:end]) for start, end in pairwise(boundaries)]
-    sums[-1] += rollout.final_reward
-    return sums
+    rewards = [[i.reward for i in rollout.interactions[start:end]] for start, end in pairwise(boundaries)]
+    rewards[-1].append(rollout.final_reward)
+    return [[reward for reward in arriving if reward is not None] for arriving in rewards]
 
 
 def _has_action_tokens(interaction: ClaimedInteraction) -> bool:
@@ -131,11 +134,11 @@ def _has_action_tokens(interaction: ClaimedInteraction) -> bool:
 
 def _check(rollout: ClaimedRollout) -> None:
     """ValueError for what would train something wrong. Untrainable interactions need no log-probs."""
-    if not math.isfinite(rollout.final_reward):
+    if rollout.final_reward is not None and not math.isfinite(rollout.final_reward):
         raise ValueError(f"its final reward is {rollout.final_reward}")
     for interaction in rollout.interactions:
         where = f"interaction {interaction.id}"
-        if not math.isfinite(interaction.reward):
+        if interaction.reward is not None and not math.isfinite(interaction.reward):
             raise ValueError(f"{where} has the reward {interaction.reward}")
         if not _has_action_tokens(interaction):
             continue

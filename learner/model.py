@@ -123,6 +123,7 @@ class LearnerModel(ABC):
                 action_positions=torch.tensor([len(prompt)]),
                 behaviour_logprobs=one,
                 rewards=one,
+                reward_counts=one,
                 temperatures=one,
                 staleness=one,
                 interaction_index=one,

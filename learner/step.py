@@ -93,7 +93,7 @@ def run_update(
             policy = [_PolicyPass(model, plan, base_states).read()]
         else:
             policy_lr = _set_policy_lr(optimisers.policy, settings, updates_done, shortfall)
-            anchor_weights = _anchor_weights(plan.token_count, values, settings, shortfall, reward_range)
+            anchor_weights = _anchor_weights(trajectories, values, settings, shortfall, reward_range)
             batch = PolicyBatch(plan, trajectories, advantages, settings, anchor_weights)
             policy = [
                 _policy_step(model, optimisers.policy, plan, base_states, batch) for _ in range(settings.policy_steps)
@@ -111,7 +111,7 @@ def run_update(
 
 
 def _anchor_weights(
-    tokens: int,
+    trajectories: Sequence[Trajectory],
     values: Tensor | None,
     settings: LearningSettings,
     shortfall: float,
@@ -119,9 +119,10 @@ def _anchor_weights(
 ) -> Tensor:
     """(N,) weights of KL(base || pi)."""
     share = (1 + shortfall) / 2 if settings.anchor_follows_shortfall else 1
-    weights = torch.full((tokens,), float(share))
+    to_come = torch.cat([t.rewards_to_come for t in trajectories])
+    weights = torch.full(to_come.shape, float(share))
     if values is not None:  # without a critic nothing is expected
-        weights += settings.anchor_where_failing * failing(values, *reward_range)
+        weights += settings.anchor_where_failing * failing(values, to_come, *reward_range)
     return settings.anchor_coefficient * weights
 
 

@@ -26,6 +26,8 @@ class Trajectory:
     """(T,) float32, natural logs at `temperatures`."""
     rewards: Tensor
     """(T,) float32: the reward that arrives with each action token (see learner/batch.py)."""
+    reward_counts: Tensor
+    """(T,) int64: of how many rewards that is the sum, each within the policy's declared range."""
     temperatures: Tensor
     """(T,) float32 > 0: the temperature each action token was sampled at."""
     staleness: Tensor
@@ -48,9 +50,21 @@ class Trajectory:
         opening[1:] = self.action_positions.diff() > 1
         return opening
 
+    @property
+    def rewards_to_come(self) -> Tensor:
+        """(T,) int64: how many rewards arrive with each action token or a later one."""
+        return self.reward_counts.flip(0).cumsum(0).flip(0)
+
     def __post_init__(self) -> None:
         count = self.action_positions.numel()
-        for name in ("behaviour_logprobs", "rewards", "temperatures", "staleness", "interaction_index"):
+        for name in (
+            "behaviour_logprobs",
+            "rewards",
+            "reward_counts",
+            "temperatures",
+            "staleness",
+            "interaction_index",
+        ):
             if getattr(self, name).shape != (count,):
                 raise ValueError(f"{name} has shape {tuple(getattr(self, name).shape)}, expected ({count},)")
         if count == 0:

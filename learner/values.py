@@ -41,6 +41,7 @@ def _one_token_on(trajectory: Trajectory) -> Trajectory:
         action_positions=torch.tensor([trajectory.token_ids.numel()]),
         behaviour_logprobs=trajectory.behaviour_logprobs[-1:],
         rewards=trajectory.rewards[-1:],
+        reward_counts=trajectory.reward_counts[-1:],
         temperatures=trajectory.temperatures[-1:],
         staleness=trajectory.staleness[-1:],
         interaction_index=trajectory.interaction_index[-1:],

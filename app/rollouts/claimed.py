@@ -30,7 +30,8 @@ class ClaimedInteraction:
     """Behaviour log-probs (natural log, at `temperature`), one per completion token."""
     temperature: float
     finish_reason: str
-    reward: float
+    reward: float | None
+    """None: it was given none of its own."""
     skip_reason: SkipReason | None
     """Not None: context only, none of its tokens is trained."""
     staleness_runs: tuple[tuple[int, int], ...] = ()
@@ -49,16 +50,23 @@ class ClaimedRollout:
 
     id: UUID
     interactions: tuple[ClaimedInteraction, ...]
-    final_reward: float
-    """The rollout's own reward(s), without its turns' (0.0 without one)."""
-    reward_count: int = 1
-    """How many rewards its return is the sum of: each lies in the policy's declared range."""
+    final_reward: float | None
+    """The rollout's own reward, without its turns'; None: it has none."""
     group: str | None = None
     """Rollouts of one prompt have the same one (app/rollouts/groups.py); None: it is of no group."""
 
     @property
     def total_return(self) -> float:
-        return self.final_reward + sum(i.reward for i in self.interactions)
+        return sum(self._rewards)
+
+    @property
+    def reward_count(self) -> int:
+        """How many rewards its return is the sum of, at least 1: each lies in the policy's declared range."""
+        return max(1, len(self._rewards))
+
+    @property
+    def _rewards(self) -> list[float]:
+        return [reward for reward in (self.final_reward, *(i.reward for i in self.interactions)) if reward is not None]
 
 
 @dataclass(frozen=True)

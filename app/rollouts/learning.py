@@ -218,18 +218,17 @@ def snapshot(session: Session, policy_id: UUID, head: int, rollouts: Sequence[Ro
         ClaimedRollout(
             id=rollout.id,
             interactions=tuple(
-                _claimed(interaction, chain, head, rewards.get((rollout.id, interaction.id), 0.0))
+                _claimed(interaction, chain, head, rewards.get((rollout.id, interaction.id)))
                 for interaction in interactions[rollout.id]
             ),
-            final_reward=rewards.get((rollout.id, None), 0.0),
-            reward_count=max(1, sum(of_rollout == rollout.id for of_rollout, _ in rewards)),
+            final_reward=rewards.get((rollout.id, None)),
             group=group_of(rollout.key_id, rollout.tags),
         )
         for rollout in rollouts
     ]
 
 
-def _claimed(interaction: Interaction, chain: dict[int, int], head: int, reward: float) -> ClaimedInteraction:
+def _claimed(interaction: Interaction, chain: dict[int, int], head: int, reward: float | None) -> ClaimedInteraction:
     reason = SkipReason(interaction.reason) if interaction.reason else None
     # one that still runs began after the close and carries that reason
     return ClaimedInteraction(

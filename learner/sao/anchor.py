@@ -39,10 +39,11 @@ def forward_kl(base_logprobs: Tensor, logprobs: Tensor) -> Tensor:
     return result
 
 
-def failing(values: Tensor, reward_min: float, reward_max: float) -> Tensor:
-    """(T,) in [0, 1]: min(1, 2 (reward_max - V) / (reward_max - reward_min)) squared; 1 where the critic expects the
-    lower half of the range, 0 where it expects the best.
+def failing(values: Tensor, rewards_to_come: Tensor, reward_min: float, reward_max: float) -> Tensor:
+    """(T,) in [0, 1]: min(1, 2 (reward_max - V / n) / (reward_max - reward_min)) squared; 1 where the critic expects
+    rewards from the lower half of the range, 0 where it expects the best, or nothing is to come.
 
-    values: (T,) V(s_t), the return to go that the critic expects.
+    values: (T,) V(s_t), the return to go that the critic expects. rewards_to_come: (T,) n >= 0, of how many rewards.
     """
-    return (2.0 * (reward_max - values) / (reward_max - reward_min)).clamp(0.0, 1.0).square()
+    expected = torch.where(rewards_to_come > 0, values / rewards_to_come.clamp(min=1), reward_max)
+    return (2.0 * (reward_max - expected) / (reward_max - reward_min)).clamp(0.0, 1.0).square()

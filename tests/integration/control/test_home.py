@@ -115,6 +115,7 @@ def test_reset_asks_deletes_what_was_learned_and_keeps_the_base_model(home: Path
         (home / name).mkdir(parents=True)
     for name in ("evergreen.db", "evergreen.db-wal", "admin.key", "notes.txt"):
         (home / name).write_text("x")
+    HomeLock(home).release()
     refused = CliRunner().invoke(app, ["reset"], input="n\n")
     assert refused.exit_code != 0
     assert (home / "evergreen.db").exists()
@@ -132,6 +133,15 @@ def test_reset_refuses_while_up_runs(home: Path) -> None:
     lock.release()
     assert isinstance(refused.exception, HomeInUse)
     assert (home / "evergreen.db").exists()
+
+
+def test_reset_leaves_a_directory_alone_that_was_never_a_home(home: Path) -> None:
+    (home / "logs").mkdir()
+    (home / "logs" / "mine.log").write_text("x")
+    refused = CliRunner().invoke(app, ["reset", "--yes"])
+    assert isinstance(refused.exception, NotOurs)
+    assert "logs" in str(refused.exception)
+    assert [path.name for path in home.rglob("*")] == ["logs", "mine.log"]
 
 
 def test_reset_refuses_a_database_elsewhere(home: Path) -> None:

@@ -70,10 +70,12 @@ class Scene:
         poison: bool = False,
         group: str | None = None,
         reward: float | None = None,
+        turn_reward: float | None = None,
     ) -> UUID:
         """One rewarded call. A poisoned one holds an id that the model does not have.
 
         group: its tag; the prompt is its own all the same. reward: None: 1 if its first token is even, else 0.
+        turn_reward: the call's own, if any, beside the rollout's.
         """
         prompt = SHARED_PROMPT + torch.randint(3, VOCABULARY, (4,), generator=self.generator).tolist()
         completion, logprobs = self.sample(prompt, action_tokens)
@@ -106,6 +108,9 @@ class Scene:
         with self.database.write() as session:
             begun = begin_interaction(session, new)
             complete_interaction(session, begun.interaction_id, done)
+            if turn_reward is not None:
+                own = NewFeedback(None, str(begun.interaction_id), turn_reward, body_sha256="b" * 64)
+                apply_feedback(session, self.key, own)
             feedback = NewFeedback(
                 rollout_id=str(begun.rollout_id),
                 interaction_id=None,

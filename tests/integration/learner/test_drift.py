@@ -52,3 +52,14 @@ def test_a_change_is_noticed_once_and_by_a_new_process_too(scene: Scene, new_wor
     assert event.data["before"] > 0.5
     train(scene, worker, -1.0)
     assert len(scene.events("drift")) == 1
+
+
+def test_two_rewards_are_no_larger_a_surprise_than_one(scene: Scene, new_worker: Callable[[], LearnWorker]) -> None:
+    """The critic begins at 0, and the range of a reward is -1 to 1: 1 + 1 - 0 would lie outside of it."""
+    for _ in range(BATCH):
+        scene.rollout(action_tokens=1, reward=1.0, turn_reward=1.0)
+    new_worker().tick()
+    (update,) = scene.updates()
+    assert update.health is not None
+    assert update.health["mean_reward"] == 2.0
+    assert update.health["residual_mean"] == pytest.approx(1.0, abs=1e-6)

@@ -32,8 +32,8 @@ def test_a_claim_is_the_batch_as_it_stands(world: World) -> None:
     assert [i.new_prompt_ids.tolist() for i in chat.interactions] == [[1, 2], [4]]
     assert [i.completion_ids.tolist() for i in chat.interactions] == [[3], [5, 6]]
     assert [i.logprobs.tolist() for i in chat.interactions] == [[-0.5], [-0.5, -0.5]]
-    assert [i.reward for i in chat.interactions] == [0.25, 0.0]
-    assert (chat.final_reward, chat.total_return) == (1.0, 1.25)
+    assert [i.reward for i in chat.interactions] == [0.25, None]
+    assert (chat.final_reward, chat.total_return, chat.reward_count) == (1.0, 1.25, 2)
     assert (claim.head.number, claim.updates_done, claim.checkpoint_update_id, claim.probes) == (0, 0, None, None)
     with world.database.read() as session:
         rows = session.scalars(select(UpdateRollout).order_by(UpdateRollout.position)).all()

@@ -24,6 +24,8 @@ def random_trajectory(
     count = len(positions)
     rewards = torch.zeros(count)
     rewards[-1] = torch.rand((), generator=generator)
+    reward_counts = torch.zeros(count, dtype=torch.int64)
+    reward_counts[-1] = 1
     return Trajectory(
         rollout_id=UUID(int=number),
         segment=0,
@@ -31,6 +33,7 @@ def random_trajectory(
         action_positions=torch.tensor(positions),
         behaviour_logprobs=-torch.rand(count, generator=generator) * 3 - 2,
         rewards=rewards,
+        reward_counts=reward_counts,
         temperatures=torch.full((count,), temperature),
         staleness=torch.full((count,), number % 3),
         interaction_index=torch.zeros(count, dtype=torch.int64),

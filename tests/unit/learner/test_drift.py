@@ -74,7 +74,9 @@ def test_residuals_of_rollouts_by_hand() -> None:
             template,
             rollout_id=rollout,
             **dict.fromkeys(("behaviour_logprobs", "temperatures"), torch.ones(len(rewards))),
-            **dict.fromkeys(("staleness", "interaction_index"), torch.zeros(len(rewards), dtype=torch.int64)),
+            **dict.fromkeys(
+                ("staleness", "interaction_index", "reward_counts"), torch.zeros(len(rewards), dtype=torch.int64)
+            ),
             action_positions=torch.arange(3, 3 + len(rewards)),
             rewards=rewards,
         )

@@ -53,6 +53,7 @@ def test_the_value_beyond_a_cut_is_that_of_the_state_after_the_last_token(
             action_positions=positions,
             behaviour_logprobs=-ones,
             rewards=0 * ones,
+            reward_counts=torch.zeros(len(positions), dtype=torch.int64),
             temperatures=ones,
             staleness=torch.zeros(len(positions), dtype=torch.int64),
             interaction_index=torch.zeros(len(positions), dtype=torch.int64),

@@ -17,7 +17,7 @@ def interaction(
     prompt: Sequence[int],
     completion: Sequence[int],
     *,
-    reward: float = 0.0,
+    reward: float | None = None,
     logprobs: Sequence[float] | None = None,
     temperature: float = 1.0,
     staleness: int = 0,
@@ -41,5 +41,5 @@ def interaction(
     )
 
 
-def rollout(*interactions: ClaimedInteraction, final: float = 0.0) -> ClaimedRollout:
+def rollout(*interactions: ClaimedInteraction, final: float | None = None) -> ClaimedRollout:
     return ClaimedRollout(id=uuid5(NAMESPACE, "rollout"), interactions=interactions, final_reward=final)

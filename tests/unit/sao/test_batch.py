@@ -82,6 +82,8 @@ def test_two_turns() -> None:
     assert t.token_ids.tolist() == [101, 1, 2, 102, 103, 3]
     assert t.action_positions.tolist() == [1, 2, 5]
     assert t.rewards.tolist() == [0.0, 0.5, 1.25]
+    assert t.reward_counts.tolist() == [0, 1, 2]
+    assert t.rewards_to_come.tolist() == [3, 3, 2]
     assert t.interaction_index.tolist() == [0, 0, 1]
     assert returns(t) == [1.75, 1.75, 1.25]
     advantages = gae(t.rewards, torch.tensor([0.2, 0.4, 0.1]), 1.0, 0.5)
@@ -168,6 +170,7 @@ def test_branches_that_take_turns() -> None:
     assert (trained_ids(first), trained_ids(second)) == ([1, 2, 4], [3, 5])
     assert first.rewards.tolist() == [1, 6, 56]
     assert second.rewards.tolist() == [12, 48]
+    assert (first.rewards_to_come.tolist(), second.rewards_to_come.tolist()) == ([6, 5, 3], [4, 2])
     assert (returns(first), returns(second)) == ([63, 62, 56], [60, 48])
 
 
@@ -244,6 +247,7 @@ def test_an_empty_completion_has_no_action_token() -> None:
     )
     assert t.token_ids.tolist() == [101, 1, 102, 103, 2]
     assert t.rewards.tolist() == [0.75, 0.0]
+    assert t.rewards_to_come.tolist() == [2, 0]
 
 
 def test_several_rollouts_keep_their_order() -> None:
@@ -293,7 +297,7 @@ def test_random_trees(seed: int) -> None:
             context = np.concatenate([np.concatenate([i.new_prompt_ids, i.completion_ids]) for i in chain])
             assert t.token_ids[: len(context)].tolist() == context.tolist()
             assert len(context) - len(own.completion_ids) <= position < len(context)
-            assert future == claimed.final_reward + sum(i.reward for i in claimed.interactions[index:])
+            assert future == 2.0**20 + sum(2.0**i for i in range(index, len(claimed.interactions)))
 
 
 @pytest.mark.parametrize(

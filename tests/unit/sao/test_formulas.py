@@ -148,8 +148,11 @@ def test_anchor_is_alive_where_the_policy_is_deterministic() -> None:
 
 def test_failing_is_what_the_critic_expects_to_be_missing() -> None:
     values = torch.tensor([1.0, 0.5, 0.0, -1.0, 2.0])
-    torch.testing.assert_close(failing(values, -1.0, 1.0), torch.tensor([0.0, 0.25, 1.0, 1.0, 0.0]))
-    torch.testing.assert_close(failing(torch.tensor([8.0]), 0.0, 10.0), torch.tensor([0.16]))
+    torch.testing.assert_close(failing(values, torch.ones(5), -1.0, 1.0), torch.tensor([0.0, 0.25, 1.0, 1.0, 0.0]))
+    torch.testing.assert_close(failing(torch.tensor([8.0]), torch.ones(1), 0.0, 10.0), torch.tensor([0.16]))
+    # three rewards of 1/3 each, two of 1 each, and none that is still to come
+    several = failing(torch.tensor([1.0, 2.0, 0.0]), torch.tensor([3, 2, 0]), -1.0, 1.0)
+    torch.testing.assert_close(several, torch.tensor([4 / 9, 0.0, 0.0]))
 
 
 def test_forward_kl_with_tokens_the_base_never_takes() -> None:

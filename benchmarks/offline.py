@@ -1,7 +1,8 @@
-"""The learning alone, without a server: tickets, three phases, one synchronous loop (`--help` says how).
+"""The learning alone, without a server: an environment's three phases in one synchronous loop (`--help` says how).
 
 Each update samples 32 rollouts with the weights of `--lag` updates ago (a running server's are one or two behind),
-trains on them, and writes one CSV row. Any learning setting can be changed: `--set anchor_coefficient=0.02`.
+trains on them, and writes one CSV row. Any learning setting can be changed: `--set anchor_coefficient=0.02`. The base
+model is the one that EVERGREEN_MODEL names.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import statistics
 import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ from app.policies.dtype import resolve_dtype
 from app.policies.learning import LearningSettings
 from app.settings import get_settings
 from benchmarks.tickets_batch import load_tokenizer, render, sample, trajectory
-from envs.environment import Episode
+from envs.environment import Environment, Episode
 from envs.tickets import Tickets
+from envs.writing import Writing
 from learner.lora_model import LoraModel
 from learner.optimisers import build_optimisers
 from learner.prepare import ensure_base_model, write_version_zero
@@ -34,18 +36,22 @@ from learner.shortfall import reward_shortfall
 from learner.step import run_update
 
 COLUMNS = (
-    "update", "phase", "reward", "reward_64", "reward_256", "other", "ev_before", "ev_after", "entropy", "base_kl",
+    "update", "phase", "reward", "reward_64", "reward_256", "ev_before", "ev_after", "entropy", "base_kl",
     "masked", "policy_grad", "value_grad", "advantage_std", "action_tokens", "sample_s", "update_s",
 )  # fmt: skip
+
+ENVIRONMENTS: dict[str, Callable[..., Environment]] = {"tickets": Tickets, "writing": Writing}
+"""Those whose rollouts are one turn."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--env", choices=ENVIRONMENTS, default="tickets")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--phases", type=int, default=3)
     parser.add_argument("--updates", type=int, default=40, help="per phase")
     parser.add_argument("--lag", type=int, default=1)
-    parser.add_argument("--held-out", type=int, default=200, help="held-out tickets of the greedy measurement")
+    parser.add_argument("--held-out", type=int, default=200, help="episodes of the greedy measurement")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--set", action="append", default=[], metavar="NAME=JSON")
     parser.add_argument("--out", type=Path, required=True, help="CSV file; the summary lands beside it as .json")
@@ -72,7 +78,7 @@ class Run:
         self.optimisers = build_optimisers(self.model, learning)
         self.per_prompt = learning.group_size if learning.advantage == "group" else 1
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(base)
-        self.environment = Tickets(seed=arguments.seed, phases=arguments.phases)
+        self.environment = ENVIRONMENTS[arguments.env](arguments.seed, phases=arguments.phases)
         self.generator = torch.Generator().manual_seed(arguments.seed)
         self.older: deque[list[Tensor]] = deque(maxlen=arguments.lag + 1)
 
@@ -88,7 +94,7 @@ class Run:
                 start = time.perf_counter()
                 self.older.append([p.detach().clone() for p in self.model.policy_parameters.values()])
                 episodes = [self.environment.reset((rollouts + i) // self.per_prompt, phase) for i in range(batch)]
-                trajectories, scores, other = self._sample(episodes, self.older[0], rollouts)
+                trajectories, scores = self._sample(episodes, self.older[0], rollouts)
                 sampled = time.perf_counter()
                 shortfall = reward_shortfall(scores, [1] * len(scores), -1.0, 1.0)  # the default policy's range
                 result = run_update(self.model, self.optimisers, trajectories, self.learning, done, shortfall, rewards)
@@ -96,7 +102,7 @@ class Run:
                 rewards_of_phase += scores
                 rewards += scores
                 rollouts += batch
-                self._write(done, phase, rewards, scores, other, result.health, sampled - start, ended - sampled)
+                self._write(done, phase, rewards, scores, result.health, sampled - start, ended - sampled)
                 done += 1
             phases.append(
                 {
@@ -108,25 +114,28 @@ class Run:
             print(json.dumps({"phase": phase, **phases[-1]}), flush=True)
         return {"phases": phases}
 
-    def _sample(
-        self, episodes: Sequence[Episode], weights: list[Tensor], first: int
-    ) -> tuple[list[Any], list[float], float]:
+    def _sample(self, episodes: Sequence[Episode], weights: list[Tensor], first: int) -> tuple[list[Any], list[float]]:
         prompts = [render(self.tokenizer, episode.messages) for episode in episodes]
         parameters = list(self.model.policy_parameters.values())
         newest = [p.detach().clone() for p in parameters]
         self._load(weights)
-        answers = sample(self.model, prompts, self.tokenizer.eos_token_id, self.generator)
+        answers = self._answers(prompts, self.generator)
         self._load(newest)
         texts = [self.tokenizer.decode(ids, skip_special_tokens=True) for ids, _ in answers]
         scores = [episode.judge(text) for episode, text in zip(episodes, texts, strict=True)]
-        other = statistics.mean(text.strip().lower() not in ("red", "green", "blue") for text in texts)
         staleness = len(self.older) - 1
         trajectories = []
         for i, (prompt, answer, score) in enumerate(zip(prompts, answers, scores, strict=True)):
             one = trajectory(first + i, prompt, answer, score)
             group = str((first + i) // self.per_prompt)
             trajectories.append(replace(one, staleness=torch.full_like(one.staleness, staleness), group=group))
-        return trajectories, scores, other
+        return trajectories, scores
+
+    def _answers(
+        self, prompts: Sequence[list[int]], generator: torch.Generator | None
+    ) -> list[tuple[list[int], list[float]]]:
+        most = self.environment.sampling.max_tokens
+        return sample(self.model, prompts, self.tokenizer.eos_token_id, generator, most)
 
     def _load(self, weights: list[Tensor]) -> None:
         with torch.no_grad():
@@ -134,13 +143,13 @@ class Run:
                 parameter.copy_(weight)
 
     def _held_out(self, phase: int) -> float | None:
-        """Share of held-out tickets that the newest weights route rightly at temperature 0."""
+        """Mean reward of the newest weights at temperature 0, of held-out episodes."""
         episodes = self.environment.held_out(phase)[: self.arguments.held_out]
         scores: list[float] = []
         for start in range(0, len(episodes), 40):
             part = episodes[start : start + 40]
             prompts = [render(self.tokenizer, episode.messages) for episode in part]
-            answers = sample(self.model, prompts, self.tokenizer.eos_token_id, None)
+            answers = self._answers(prompts, None)
             for episode, (ids, _) in zip(part, answers, strict=True):
                 scores.append(episode.judge(self.tokenizer.decode(ids, skip_special_tokens=True)))
         return statistics.mean(scores) if scores else None
@@ -158,7 +167,6 @@ class Run:
         phase: int,
         rewards: Sequence[float],
         scores: Sequence[float],
-        other: float,
         health: dict[str, Any],
         sample_s: float,
         update_s: float,
@@ -170,7 +178,6 @@ class Run:
             "reward": statistics.mean(scores),
             "reward_64": statistics.mean(rewards[-64:]),
             "reward_256": statistics.mean(rewards[-256:]),
-            "other": other,
             "masked": statistics.mean(masked),
             "policy_grad": statistics.mean(health["policy_grad_norms"]) if health["policy_grad_norms"] else None,
             "value_grad": statistics.mean(health["value_grad_norms"]) if health["value_grad_norms"] else None,
