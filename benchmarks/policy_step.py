@@ -121,7 +121,7 @@ def _memory(name: str) -> float:
 def evergreen_step(trajectories: list[Trajectory], base: Path, dtype: Any, *, whole: bool) -> Step:
     """whole: an update with the online defaults; else the paper's policy step alone, which no critic precedes."""
     chosen = {"critic_warmup_updates": 0, "lr_warmup_updates": 0}
-    paper = {"preset": "paper", "advantage": "running_mean", "policy_optimiser": "adamw"}
+    paper = {"preset": "paper", "advantage": "running_mean"}
     settings = LearningSettings.model_validate(chosen if whole else chosen | paper)
     with tempfile.TemporaryDirectory() as home:
         zero = write_version_zero("benchmark", UUID(int=1), base, settings, Path(home))

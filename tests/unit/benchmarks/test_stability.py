@@ -1,0 +1,37 @@
+"""The stability benchmark does what it says: stale rollouts, a task that moves, the last window against the best."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from app.policies.learning import LearningSettings
+from benchmarks.stability import ARMS, COLUMNS, MAX_STALENESS, Run, stability
+
+
+def test_the_last_window_against_the_best() -> None:
+    """By hand: windows of 100 end at 1.0 after the hundredth update and at 0.5 after the last."""
+    assert stability([1.0] * 100 + [0.5] * 100) == {"last_100": 0.5, "best_100": 1.0, "share": 0.5}
+
+
+def test_a_run_shorter_than_a_window_is_one() -> None:
+    assert stability([0.0, 1.0]) == {"last_100": 0.5, "best_100": 0.5, "share": 1.0}
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_rollouts_are_up_to_four_updates_old_and_the_task_moves(arm: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.csv"
+    settings = LearningSettings.model_validate(ARMS[arm] | {"critic_warmup_updates": 0})
+    with path.open("w", newline="") as file:
+        run = Run(1, settings, 3, csv.DictWriter(file, COLUMNS))
+        rewards = run.play(6)
+    rows = list(csv.DictReader(path.open(newline="")))
+    assert [float(row["reward"]) for row in rows] == [pytest.approx(reward, rel=1e-3) for reward in rewards]
+    assert [row["phase"] for row in rows] == ["1", "1", "1", "2", "2", "2"]
+    assert run.classes == [1, 2, 3, 0]
+    # drawn from 0 to what there is: never more than four, and about two on average once there are five versions
+    assert float(rows[0]["staleness"]) == 0
+    assert 1 < float(rows[-1]["staleness"]) < 3
+    assert len(run.versions) == MAX_STALENESS + 1
+    # each version is another one
+    assert all((one[0] != other[0]).any() for one, other in zip(run.versions, list(run.versions)[1:], strict=False))
