@@ -7,13 +7,18 @@ from torch import Tensor
 
 from app.policies.learning import LearningSettings
 from learner.plan import BatchPlan, MicroBatch
+from learner.sao.anchor import settled
 from learner.sao.centring import common_pushes, push_sums
 from learner.sao.clipping import clip_weights, clipped_policy_loss
 from learner.trajectory import Trajectory
 
 
 class PolicyBatch:
-    """What the objective needs of a batch's N action tokens, in flat order. anchor_weights: (N,)."""
+    """What the objective needs of a batch's N action tokens, in flat order.
+
+    anchor_weights, anchor_failing: (N,) weights of KL(base || pi) in units of `anchor_coefficient`; the second is what
+    comes on top where the critic expects failure.
+    """
 
     def __init__(
         self,
@@ -22,9 +27,11 @@ class PolicyBatch:
         advantages: Tensor,
         settings: LearningSettings,
         anchor_weights: Tensor,
+        anchor_failing: Tensor,
     ) -> None:
         self.settings = settings
         self._anchor_weights = anchor_weights
+        self._anchor_failing = anchor_failing
         self._plan = plan
         self.opening = torch.cat([t.opening for t in trajectories])
         self._behaviour = torch.cat([t.behaviour_logprobs for t in trajectories])
@@ -36,9 +43,14 @@ class PolicyBatch:
         band, clip = self.settings.dis_band, self.settings.clip
         return clipped_policy_loss(taken, behaviour, advantages, band, self._plan.token_count, clip)
 
-    def anchor_loss(self, anchor: Tensor, micro_batch: MicroBatch) -> Tensor:
-        """anchor: (n,) KL(base || pi). Its share of the batch's weighted mean."""
-        weights = self._anchor_weights[micro_batch.index].to(anchor.device)
+    def anchor_loss(self, anchor: Tensor, logprobs: Tensor, micro_batch: MicroBatch) -> Tensor:
+        """anchor: (n,) KL(base || pi). logprobs: (n, V). Its share of the batch's weighted mean."""
+        weights, failing = (
+            of[micro_batch.index].to(anchor.device) for of in (self._anchor_weights, self._anchor_failing)
+        )
+        if self.settings.anchor_settled_power > 0:
+            failing = failing * settled(logprobs) ** self.settings.anchor_settled_power
+        weights = self.settings.anchor_coefficient * (weights + failing)
         return (weights * anchor).sum() / self._plan.token_count
 
     def common_pushes(self, parts: Iterable[tuple[MicroBatch, Tensor]]) -> Tensor:

@@ -94,7 +94,7 @@ def run_update(
         else:
             policy_lr = _set_policy_lr(optimisers.policy, settings, updates_done, shortfall)
             anchor_weights = _anchor_weights(trajectories, values, settings, shortfall, reward_range)
-            batch = PolicyBatch(plan, trajectories, advantages, settings, anchor_weights)
+            batch = PolicyBatch(plan, trajectories, advantages, settings, *anchor_weights)
             policy = [
                 _policy_step(model, optimisers.policy, plan, base_states, batch) for _ in range(settings.policy_steps)
             ]
@@ -116,14 +116,14 @@ def _anchor_weights(
     settings: LearningSettings,
     shortfall: float,
     reward_range: tuple[float, float],
-) -> Tensor:
-    """(N,) weights of KL(base || pi)."""
+) -> tuple[Tensor, Tensor]:
+    """(N,) weights of KL(base || pi) in units of the coefficient, and what comes on top where failure is expected."""
     share = (1 + shortfall) / 2 if settings.anchor_follows_shortfall else 1
     to_come = torch.cat([t.rewards_to_come for t in trajectories])
     weights = torch.full(to_come.shape, float(share))
-    if values is not None:  # without a critic nothing is expected
-        weights += settings.anchor_where_failing * failing(values, to_come, *reward_range)
-    return settings.anchor_coefficient * weights
+    if values is None:  # without a critic nothing is expected
+        return weights, torch.zeros_like(weights)
+    return weights, settings.anchor_where_failing * failing(values, to_come, *reward_range)
 
 
 def critic_step(
@@ -173,7 +173,7 @@ def _policy_step(
             opening = batch.opening[micro_batch.index].to(logprobs.device)
             result = result + centring_loss(logprobs, opening, pushes, settings.centring, plan.token_count)
         if base_states is not None:
-            result = result + batch.anchor_loss(policy_pass.anchor(logprobs, micro_batch), micro_batch)
+            result = result + batch.anchor_loss(policy_pass.anchor(logprobs, micro_batch), logprobs, micro_batch)
         return result
 
     optimiser.zero_grad()

@@ -39,6 +39,13 @@ def forward_kl(base_logprobs: Tensor, logprobs: Tensor) -> Tensor:
     return result
 
 
+@torch.no_grad()
+def settled(logprobs: Tensor) -> Tensor:
+    """(T,) sum_v pi(v)^2, the chance that two samples are one token: 1 where the policy always takes the same, 1/k
+    where it takes k alike. logprobs: (T, V), of the policy."""
+    return logprobs.exp().square().sum(-1)
+
+
 def failing(values: Tensor, rewards_to_come: Tensor, reward_min: float, reward_max: float) -> Tensor:
     """(T,) in [0, 1]: min(1, 2 (reward_max - V / n) / (reward_max - reward_min)) squared; 1 where the critic expects
     rewards from the lower half of the range, 0 where it expects the best, or nothing is to come.

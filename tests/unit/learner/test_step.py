@@ -130,20 +130,21 @@ def reference_weight(ratio: Tensor, advantage: Tensor, clip: str) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("whiten", "centring", "follows", "where_failing", "advantage", "clip"),
+    ("whiten", "centring", "follows", "where_failing", "power", "advantage", "clip"),
     [
-        (False, 0.0, False, 0.0, "value", "dis"),
-        (True, 0.0, False, 0.0, "value", "dis"),
-        (False, 0.9, False, 0.0, "value", "dis"),
-        (False, 0.0, True, 0.0, "value", "dis"),
-        (False, 0.0, False, 0.0, "running_mean", "dis"),
-        (True, 0.0, False, 0.0, "running_mean", "dis"),
-        (False, 0.9, False, 0.0, "group", "dis"),
-        (False, 0.0, False, 0.0, "value", "ppo"),
-        (False, 0.9, False, 0.0, "group", "ppo"),
-        (False, 0.9, False, 0.0, "value", "none"),
-        (False, 0.9, True, 0.3, "value", "dis"),
-        (False, 0.0, False, 0.3, "group", "dis"),
+        (False, 0.0, False, 0.0, 0.0, "value", "dis"),
+        (True, 0.0, False, 0.0, 0.0, "value", "dis"),
+        (False, 0.9, False, 0.0, 0.0, "value", "dis"),
+        (False, 0.0, True, 0.0, 0.0, "value", "dis"),
+        (False, 0.0, False, 0.0, 0.0, "running_mean", "dis"),
+        (True, 0.0, False, 0.0, 0.0, "running_mean", "dis"),
+        (False, 0.9, False, 0.0, 0.0, "group", "dis"),
+        (False, 0.0, False, 0.0, 0.0, "value", "ppo"),
+        (False, 0.9, False, 0.0, 0.0, "group", "ppo"),
+        (False, 0.9, False, 0.0, 0.0, "value", "none"),
+        (False, 0.9, True, 0.3, 0.0, "value", "dis"),
+        (False, 0.0, False, 0.3, 2.0, "value", "dis"),
+        (False, 0.0, False, 0.3, 0.0, "group", "dis"),
     ],
 )
 def test_the_policy_step_is_the_documented_gradient(
@@ -154,6 +155,7 @@ def test_the_policy_step_is_the_documented_gradient(
     centring: float,
     follows: bool,
     where_failing: float,
+    power: float,
     advantage: str,
     clip: str,
 ) -> None:
@@ -168,6 +170,7 @@ def test_the_policy_step_is_the_documented_gradient(
         anchor_coefficient=0.1 / 0.75 if follows else 0.1,  # three quarters of it at a shortfall of one half
         anchor_follows_shortfall=follows,
         anchor_where_failing=where_failing / (0.1 / 0.75 if follows else 0.1),
+        anchor_settled_power=power,
         lr_follows_shortfall=False,
         centring=centring,
     )
@@ -215,7 +218,8 @@ def test_the_policy_step_is_the_documented_gradient(
             read.append((position - 1 not in trajectory.action_positions, pi, push))
             # rewards from -1 to 1: failing is 1 where V is 0 or less; without a critic nothing is expected to fail
             failing = min(1.0, max(0.0, 1.0 - values[place].item())) ** 2 if advantage == "value" else 0.0
-            loss = loss + (0.1 + where_failing * failing) * (anchor.exp() * (anchor - pi)).sum()
+            settled = pi.detach().exp().square().sum() ** power
+            loss = loss + (0.1 + where_failing * failing * settled) * (anchor.exp() * (anchor - pi)).sum()
             place += 1
     for opens in (True, False):
         kind = [(pi, push) for opening, pi, push in read if opening == opens]

@@ -7,7 +7,7 @@ import torch
 
 from learner.sao import health
 from learner.sao.advantages import gae, policy_lambda, whiten
-from learner.sao.anchor import failing, forward_kl
+from learner.sao.anchor import failing, forward_kl, settled
 from learner.sao.objective import dis_accepted, dis_weights, log_band, policy_loss
 from learner.sao.value import explained_variance, lambda_returns, value_loss
 
@@ -153,6 +153,11 @@ def test_failing_is_what_the_critic_expects_to_be_missing() -> None:
     # three rewards of 1/3 each, two of 1 each, and none that is still to come
     several = failing(torch.tensor([1.0, 2.0, 0.0]), torch.tensor([3, 2, 0]), -1.0, 1.0)
     torch.testing.assert_close(several, torch.tensor([4 / 9, 0.0, 0.0]))
+
+
+def test_settled_is_the_chance_of_the_same_token_twice() -> None:
+    logprobs = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.25] * 4, [0.5, 0.3, 0.2, 0.0]]).log()
+    torch.testing.assert_close(settled(logprobs), torch.tensor([1.0, 0.25, 0.38]))
 
 
 def test_forward_kl_with_tokens_the_base_never_takes() -> None:
