@@ -1,6 +1,5 @@
 # Every target installs what it needs first; versions are exact (requirements/).
 PYTHON ?= python3
-SEED ?= 1
 VENV := .venv
 BIN := $(VENV)/bin
 SHELL := bash
@@ -12,7 +11,7 @@ up: $(VENV)/.runtime
 	$(BIN)/evergreen up
 
 demo: $(VENV)/.runtime
-	$(BIN)/evergreen demo --seed $(SEED)
+	$(BIN)/evergreen demo --seed $(or $(SEED),1)
 
 test: lint test-fast
 

@@ -54,14 +54,9 @@ class HomeLock:
         self._file.close()
 
 
-def was_held(home: Path) -> bool:
-    """Whether a server has ever run in this directory: the lock's file stays."""
-    return (home / "up.lock").exists()
-
-
 def is_held(home: Path) -> bool:
     """Looks without taking the home: the shared lock keeps no other look away, and a new holder waits for it."""
-    if not was_held(home):
+    if not (home / "up.lock").exists():
         return False
     with (home / "up.lock").open() as file:
         try:

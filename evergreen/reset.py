@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from app.settings import Settings
-from evergreen.home import HomeLock, was_held
+from evergreen.home import HomeLock
 
 FILES = (
     "admin.key",
@@ -24,7 +24,7 @@ class NotOurs(RuntimeError):
 def what_reset_deletes(settings: Settings) -> list[Path]:
     """
     Raises:
-        NotOurs: DATABASE_URL points outside the home, or no server has ever run in this directory.
+        NotOurs: DATABASE_URL points outside the home, or this directory is none.
     """
     if settings.database_url_setting:
         raise NotOurs(
@@ -32,13 +32,14 @@ def what_reset_deletes(settings: Settings) -> list[Path]:
             f"{settings.artifacts_dir} with it: one without the other is of no use."
         )
     home = settings.home.resolve()
-    found = [home / name for name in (*FILES, *FOLDERS) if (home / name).exists()]
-    if found and not was_held(home):
+    files, folders = ([home / name for name in names if (home / name).exists()] for names in (FILES, FOLDERS))
+    if folders and not files:
+        names = ", ".join(path.name for path in folders)
         raise NotOurs(
-            f"{home} has never been the home of a server, so {', '.join(path.name for path in found)} in it is not "
-            "ours to delete. EVERGREEN_HOME names the home."
+            f"{home} has nothing in it that only a server's home has, so {names} may be yours. "
+            "EVERGREEN_HOME names the home; if this is what is left of one, delete that yourself."
         )
-    return found
+    return [*folders, *files]  # the files last: as long as one is there, a reset that broke off can be repeated
 
 
 def reset(settings: Settings) -> None:
@@ -46,10 +47,22 @@ def reset(settings: Settings) -> None:
     Raises:
         HomeInUse: `up` runs. NotOurs: see `what_reset_deletes`.
     """
+    what_reset_deletes(settings)  # before the lock puts its file there
     lock = HomeLock(settings.home.resolve())
     for path in what_reset_deletes(settings):
         if path.is_dir():
-            shutil.rmtree(path)
+            _empty(path)
         else:
             path.unlink()
     lock.release()
+
+
+def _empty(folder: Path) -> None:
+    """A link to another disk stays, and what it led to goes."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    if not folder.is_symlink():
+        folder.rmdir()

@@ -79,12 +79,13 @@ def _rollout_returns(trajectories: Sequence[Trajectory]) -> dict[UUID, float]:
 def first_residuals(
     trajectories: Sequence[Trajectory], values: Tensor, ends: Tensor, gamma: float
 ) -> dict[UUID, float]:
-    """Per rollout the return that came minus V, at the first action token of each of its segments, mean over these.
+    """Per rollout the return that came minus V, at the first action token of each of its segments, divided by the
+    number of rewards that it is the sum of; mean over the segments.
 
     values: (N,) V(s_t), and ends: (B,) V beyond a cut, from before the critic has seen these returns.
     """
     of_rollout: dict[UUID, list[float]] = defaultdict(list)
     for t, v, end in zip(trajectories, per_trajectory(values, trajectories), ends.tolist(), strict=True):
         arrived = lambda_returns(t.rewards, torch.zeros_like(t.rewards), gamma, 1.0, end)[0]
-        of_rollout[t.rollout_id].append((arrived - v[0]).item())
+        of_rollout[t.rollout_id].append((arrived - v[0]).item() / max(1, int(t.rewards_to_come[0])))
     return {rollout_id: fmean(residuals) for rollout_id, residuals in of_rollout.items()}

@@ -1,5 +1,5 @@
-"""Did the environment change? A drift detector on what the critic did not expect: the residuals R - V (divided, where
-a rollout has several rewards, by their number).
+"""Did the environment change? A drift detector on what the critic did not expect: the residuals R - V, divided by the
+number of rewards in R (learner/advantages.py).
 
 R falls when the environment changes under a policy; V, learned on what was before, does not follow at once. A change of
 R that the critic expected (hard prompts come and go) is none. ADWIN (Bifet and Gavalda 2007, river's implementation)
@@ -65,7 +65,7 @@ def find_drift(
 ) -> tuple[Drift | None, list[float]]:
     """The drift that a batch shows, if any, and what is to be passed as `earlier` the next time.
 
-    earlier, batch: R - V per rollout and reward, oldest first. reward_range: reward_max - reward_min.
+    earlier, batch: residuals, oldest first. reward_range: reward_max - reward_min.
     """
     window = Window(earlier, reward_range)
     changed = [window.add(residual) for residual in batch]

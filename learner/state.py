@@ -32,7 +32,7 @@ class LearnerState:
     recent_returns: deque[float]
     """Of the newest rollouts trained, oldest first: what a running mean is taken of. Kept whatever the settings say."""
     recent_residuals: list[float]
-    """R - V of the newest rollouts trained, oldest first: the drift detector's window."""
+    """Residuals of the newest rollouts trained, oldest first: the drift detector's window."""
 
     def is_that_of(self, claim: Claim) -> bool:
         """Whether memory agrees with the database; if not, it must be loaded again."""

@@ -25,7 +25,7 @@ from learner.model import LearnerModel
 from learner.optimisers import Optimisers
 from learner.plan import BatchPlan, MicroBatch
 from learner.policy_batch import PolicyBatch
-from learner.sao.anchor import failing, forward_kl
+from learner.sao.anchor import expected_reward, failing, forward_kl
 from learner.sao.centring import centring_loss
 from learner.sao.clipping import clip_accepted
 from learner.sao.health import entropy
@@ -120,10 +120,11 @@ def _anchor_weights(
     """(N,) weights of KL(base || pi) in units of the coefficient, and what comes on top where failure is expected."""
     share = (1 + shortfall) / 2 if settings.anchor_follows_shortfall else 1
     to_come = torch.cat([t.rewards_to_come for t in trajectories])
+    before = torch.cat([t.rewards_before for t in trajectories])
     weights = torch.full(to_come.shape, float(share))
     if values is None:  # without a critic nothing is expected
         return weights, torch.zeros_like(weights)
-    return weights, settings.anchor_where_failing * failing(values, to_come, *reward_range)
+    return weights, settings.anchor_where_failing * failing(expected_reward(values, to_come, before), *reward_range)
 
 
 def critic_step(

@@ -55,6 +55,11 @@ class Trajectory:
         """(T,) int64: how many rewards arrive with each action token or a later one."""
         return self.reward_counts.flip(0).cumsum(0).flip(0)
 
+    @property
+    def rewards_before(self) -> Tensor:
+        """(T,) int64: how many rewards have arrived before each action token."""
+        return self.reward_counts.cumsum(0) - self.reward_counts
+
     def __post_init__(self) -> None:
         count = self.action_positions.numel()
         for name in (

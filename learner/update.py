@@ -87,13 +87,11 @@ def _watch(claim: Claim, state: LearnerState, result: UpdateResult) -> Drift | N
 
 
 def _residuals(claim: Claim, result: UpdateResult) -> list[float]:
-    """(R - V) / its number of rewards, per rollout, in the claim's order; empty without a critic."""
+    """`first_residuals`, in the claim's order; empty without a critic."""
     of_rollouts = (
-        (result.summaries[rollout.id].residual, rollout.reward_count)
-        for rollout in claim.rollouts
-        if rollout.id in result.summaries
+        result.summaries[rollout.id].residual for rollout in claim.rollouts if rollout.id in result.summaries
     )
-    return [residual / count for residual, count in of_rollouts if residual is not None]
+    return [residual for residual in of_rollouts if residual is not None]
 
 
 def update_done(

@@ -67,8 +67,8 @@ class LearningSettings(BaseModel):
     where nothing is wrong, the whole of it at once when the policy's world changes."""
     anchor_where_failing: float = Field(5.0, ge=0)
     """So many times `anchor_coefficient` comes on top at a token where the critic expects failure: times the square of
-    min(1, 2 (reward_max - V) / (reward_max - reward_min)). An answer that fails for certain has no advantage; this is
-    what moves it."""
+    min(1, 2 (reward_max - R) / (reward_max - reward_min)), R the reward that the critic expects: V, or V divided by the
+    number of rewards to come. An answer that fails for certain has no advantage; this is what moves it."""
     anchor_settled_power: float = Field(0.0, ge=0)
     """What comes on top is multiplied by this power of sum_v pi(v)^2, 1 where the policy has settled on one token: a
     policy that fails because it still explores needs no floor. 0: it is not."""
@@ -79,7 +79,7 @@ class LearningSettings(BaseModel):
     policy_optimiser: Literal["preconditioned", "adamw"] = "preconditioned"
     policy_lr: LearningRate = 3e-4
     lr_follows_shortfall: bool = True
-    """Whether `policy_lr` is multiplied by what is left to gain: min(1, 2 (reward_max - mean return) / (reward_max -
+    """Whether `policy_lr` is multiplied by what is left to gain: min(1, 2 (reward_max - mean reward) / (reward_max -
     reward_min)) of the batch. Steps shrink as the policy gets good, and grow at once when its world changes."""
     value_lr: LearningRate = 1e-3
     policy_grad_clip: float = Field(1.0, gt=0)

@@ -15,7 +15,7 @@ Logprobs = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class ClaimedInteraction:
-    """One request and its completion. `reward` is its turn reward at the claim (0.0 without one)."""
+    """One request and its completion. `reward` is its turn reward at the claim."""
 
     id: UUID
     parent_id: UUID | None
@@ -57,16 +57,13 @@ class ClaimedRollout:
 
     @property
     def total_return(self) -> float:
-        return sum(self._rewards)
+        # a replay compares it with what an earlier release has recorded: to the last bit, in this order of adding
+        return (self.final_reward or 0.0) + sum(i.reward or 0.0 for i in self.interactions)
 
     @property
     def reward_count(self) -> int:
         """How many rewards its return is the sum of, at least 1: each lies in the policy's declared range."""
-        return max(1, len(self._rewards))
-
-    @property
-    def _rewards(self) -> list[float]:
-        return [reward for reward in (self.final_reward, *(i.reward for i in self.interactions)) if reward is not None]
+        return max(1, sum(reward is not None for reward in (self.final_reward, *(i.reward for i in self.interactions))))
 
 
 @dataclass(frozen=True)

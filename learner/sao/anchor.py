@@ -46,11 +46,25 @@ def settled(logprobs: Tensor) -> Tensor:
     return logprobs.exp().square().sum(-1)
 
 
-def failing(values: Tensor, rewards_to_come: Tensor, reward_min: float, reward_max: float) -> Tensor:
-    """(T,) in [0, 1]: min(1, 2 (reward_max - V / n) / (reward_max - reward_min)) squared; 1 where the critic expects
-    rewards from the lower half of the range, 0 where it expects the best, or nothing is to come.
+def expected_reward(values: Tensor, to_come: Tensor, before: Tensor) -> Tensor:
+    """(T,) V / n, the mean of the rewards that the critic expects; infinite where none is to come.
 
-    values: (T,) V(s_t), the return to go that the critic expects. rewards_to_come: (T,) n >= 0, of how many rewards.
+    n is how many rewards were to come, or usually are at that point of a rollout (the batch's mean over tokens with as
+    many rewards before them), whichever makes the mean higher: the critic may or may not have known how long the
+    rollout would be, and a good policy must not look like a failing one for that. With one reward per rollout it is V.
+
+    values: (T,) V(s_t), the return to go that the critic expects. to_come, before: (T,) rewards that arrive with the
+    token or later, and before it.
     """
-    expected = torch.where(rewards_to_come > 0, values / rewards_to_come.clamp(min=1), reward_max)
+    totals = torch.zeros(int(before.max()) + 1).index_add_(0, before, to_come.float())
+    usual = (totals / before.bincount())[before]
+    return torch.where(to_come > 0, torch.maximum(values / to_come, values / usual), float("inf"))
+
+
+def failing(expected: Tensor, reward_min: float, reward_max: float) -> Tensor:
+    """(T,) in [0, 1]: min(1, 2 (reward_max - R) / (reward_max - reward_min)) squared; 1 where the critic expects the
+    lower half of the range, 0 where it expects the best.
+
+    expected: (T,) R, see `expected_reward`.
+    """
     return (2.0 * (reward_max - expected) / (reward_max - reward_min)).clamp(0.0, 1.0).square()

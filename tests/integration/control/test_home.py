@@ -15,7 +15,7 @@ from app.settings import Settings, get_settings
 from evergreen.cli import app
 from evergreen.home import HomeInUse, HomeLock, is_held
 from evergreen.ports import PortBusy, require_free
-from evergreen.reset import NotOurs, what_reset_deletes
+from evergreen.reset import NotOurs, reset, what_reset_deletes
 from evergreen.stack import base_url
 from tests.integration.control.processes import eventually, process
 
@@ -115,7 +115,6 @@ def test_reset_asks_deletes_what_was_learned_and_keeps_the_base_model(home: Path
         (home / name).mkdir(parents=True)
     for name in ("evergreen.db", "evergreen.db-wal", "admin.key", "notes.txt"):
         (home / name).write_text("x")
-    HomeLock(home).release()
     refused = CliRunner().invoke(app, ["reset"], input="n\n")
     assert refused.exit_code != 0
     assert (home / "evergreen.db").exists()
@@ -141,7 +140,22 @@ def test_reset_leaves_a_directory_alone_that_was_never_a_home(home: Path) -> Non
     refused = CliRunner().invoke(app, ["reset", "--yes"])
     assert isinstance(refused.exception, NotOurs)
     assert "logs" in str(refused.exception)
-    assert [path.name for path in home.rglob("*")] == ["logs", "mine.log"]
+    with pytest.raises(NotOurs):
+        reset(get_settings())
+    assert sorted(path.name for path in home.rglob("*")) == ["logs", "mine.log"]
+    HomeLock(home).release()  # an `up` that was refused leaves its lock's file
+    with pytest.raises(NotOurs):
+        reset(get_settings())
+
+
+def test_reset_empties_a_folder_that_is_a_link_to_another_disk(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk" / "default").mkdir(parents=True)
+    (tmp_path / "disk" / "default" / "weights").write_text("x")
+    (home / "artifacts").symlink_to(tmp_path / "disk")
+    (home / "admin.key").write_text("x")
+    reset(get_settings())
+    assert sorted(path.name for path in home.iterdir()) == ["artifacts", "up.lock"]
+    assert list((tmp_path / "disk").iterdir()) == []
 
 
 def test_reset_refuses_a_database_elsewhere(home: Path) -> None:

@@ -66,7 +66,7 @@ def test_a_drift_in_words() -> None:
 
 
 def test_residuals_of_rollouts_by_hand() -> None:
-    """Two segments of one rollout, discounted by 1/2, and a rollout of one."""
+    """Two segments of one rollout, discounted by 1/2, the first with two rewards, and a rollout of one."""
     forked, single = uuid7(), uuid7()
     template = two_prefix_batch()[0]
     trajectories = [
@@ -74,21 +74,20 @@ def test_residuals_of_rollouts_by_hand() -> None:
             template,
             rollout_id=rollout,
             **dict.fromkeys(("behaviour_logprobs", "temperatures"), torch.ones(len(rewards))),
-            **dict.fromkeys(
-                ("staleness", "interaction_index", "reward_counts"), torch.zeros(len(rewards), dtype=torch.int64)
-            ),
+            **dict.fromkeys(("staleness", "interaction_index"), torch.zeros(len(rewards), dtype=torch.int64)),
+            reward_counts=torch.tensor(counts),
             action_positions=torch.arange(3, 3 + len(rewards)),
             rewards=rewards,
         )
-        for rollout, rewards in (
-            (forked, torch.tensor([0.0, 1.0])),
-            (forked, torch.tensor([0.0, 0.0, 1.0])),
-            (single, torch.tensor([-1.0])),
+        for rollout, rewards, counts in (
+            (forked, torch.tensor([0.0, 1.0]), [0, 2]),
+            (forked, torch.tensor([0.0, 0.0, 1.0]), [0, 0, 1]),
+            (single, torch.tensor([-1.0]), [1]),
         )
     ]
     values = torch.tensor([0.25, 9.0, 0.5, 9.0, 9.0, 0.75])
-    # 0.5 * 1 - 0.25 = 0.25 and 0.25 * 1 - 0.5 = -0.25; -1 - 0.75
-    assert first_residuals(trajectories, values, torch.zeros(3), gamma=0.5) == {forked: 0.0, single: -1.75}
-    # a quarter of 4 lies beyond the first one's cut: (1.25 - 0.25) / 2
+    # (0.5 * 1 - 0.25) / 2 = 0.125 and 0.25 * 1 - 0.5 = -0.25; -1 - 0.75
+    assert first_residuals(trajectories, values, torch.zeros(3), gamma=0.5) == {forked: -0.0625, single: -1.75}
+    # a quarter of 4 lies beyond the first one's cut: (1.5 - 0.25) / 2
     ends = torch.tensor([4.0, 0.0, 0.0])
-    assert first_residuals(trajectories, values, ends, gamma=0.5) == {forked: 0.5, single: -1.75}
+    assert first_residuals(trajectories, values, ends, gamma=0.5) == {forked: 0.1875, single: -1.75}

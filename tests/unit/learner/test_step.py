@@ -1,6 +1,7 @@
 """One update: what trains when, and that it is the documented loss that trains."""
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -94,6 +95,17 @@ def test_tied_rewards_have_no_ev_and_still_teach(model: LoraModel) -> None:
     assert changed(model.value_parameters, before) == before.keys()
 
 
+def reference_expected_rewards(batch: list[Trajectory], values: list[float]) -> list[float]:
+    """Per token V over the rewards to come, or over what the batch usually has to come there, if that is more."""
+    places = [
+        (sum(counts[:t]), sum(counts[t:]))
+        for counts in (b.reward_counts.tolist() for b in batch)
+        for t in range(len(counts))
+    ]
+    usual = {before: statistics.fmean(n for at, n in places if at == before) for before, _ in places}
+    return [max(v / n, v / usual[before]) for v, (before, n) in zip(values, places, strict=True)]
+
+
 def reference_advantages(batch: list[Trajectory], values: Tensor, chosen: LearningSettings) -> list[list[float]]:
     """Token by token; for SAO's critic A_t = sum_k (gamma lambda)^k delta_(t+k). Every trajectory has one reward, its
     last: its return."""
@@ -130,21 +142,22 @@ def reference_weight(ratio: Tensor, advantage: Tensor, clip: str) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("whiten", "centring", "follows", "where_failing", "power", "advantage", "clip"),
+    ("whiten", "centring", "follows", "where_failing", "power", "several", "advantage", "clip"),
     [
-        (False, 0.0, False, 0.0, 0.0, "value", "dis"),
-        (True, 0.0, False, 0.0, 0.0, "value", "dis"),
-        (False, 0.9, False, 0.0, 0.0, "value", "dis"),
-        (False, 0.0, True, 0.0, 0.0, "value", "dis"),
-        (False, 0.0, False, 0.0, 0.0, "running_mean", "dis"),
-        (True, 0.0, False, 0.0, 0.0, "running_mean", "dis"),
-        (False, 0.9, False, 0.0, 0.0, "group", "dis"),
-        (False, 0.0, False, 0.0, 0.0, "value", "ppo"),
-        (False, 0.9, False, 0.0, 0.0, "group", "ppo"),
-        (False, 0.9, False, 0.0, 0.0, "value", "none"),
-        (False, 0.9, True, 0.3, 0.0, "value", "dis"),
-        (False, 0.0, False, 0.3, 2.0, "value", "dis"),
-        (False, 0.0, False, 0.3, 0.0, "group", "dis"),
+        (False, 0.0, False, 0.0, 0.0, False, "value", "dis"),
+        (True, 0.0, False, 0.0, 0.0, False, "value", "dis"),
+        (False, 0.9, False, 0.0, 0.0, False, "value", "dis"),
+        (False, 0.0, True, 0.0, 0.0, False, "value", "dis"),
+        (False, 0.0, False, 0.0, 0.0, False, "running_mean", "dis"),
+        (True, 0.0, False, 0.0, 0.0, False, "running_mean", "dis"),
+        (False, 0.9, False, 0.0, 0.0, False, "group", "dis"),
+        (False, 0.0, False, 0.0, 0.0, False, "value", "ppo"),
+        (False, 0.9, False, 0.0, 0.0, False, "group", "ppo"),
+        (False, 0.9, False, 0.0, 0.0, False, "value", "none"),
+        (False, 0.9, True, 0.3, 0.0, False, "value", "dis"),
+        (False, 0.0, False, 0.3, 2.0, False, "value", "dis"),
+        (False, 0.0, False, 0.3, 0.0, True, "value", "dis"),
+        (False, 0.0, False, 0.3, 0.0, False, "group", "dis"),
     ],
 )
 def test_the_policy_step_is_the_documented_gradient(
@@ -156,6 +169,7 @@ def test_the_policy_step_is_the_documented_gradient(
     follows: bool,
     where_failing: float,
     power: float,
+    several: bool,
     advantage: str,
     clip: str,
 ) -> None:
@@ -187,7 +201,9 @@ def test_the_policy_step_is_the_documented_gradient(
     for trajectory in two_prefix_batch():
         last = first + trajectory.action_positions.numel()
         behaviour = (taken - shift)[first:last]
-        batch.append(replace(trajectory, behaviour_logprobs=behaviour, group=str(len(batch) % 3)))
+        counts = torch.ones_like(trajectory.reward_counts) if several and len(batch) % 2 else trajectory.reward_counts
+        changes = {"behaviour_logprobs": behaviour, "reward_counts": counts, "group": str(len(batch) % 3)}
+        batch.append(replace(trajectory, **changes))
         first = last
 
     value = snapshot(model.value_parameters)
@@ -198,6 +214,8 @@ def test_the_policy_step_is_the_documented_gradient(
     advantages = torch.tensor([a for row in reference_advantages(batch, values, chosen) for a in row])
     if whiten:
         advantages = (advantages - advantages.mean()) / advantages.std(correction=0).clamp(min=chosen.whiten_floor)
+
+    expected = reference_expected_rewards(batch, values.tolist())
 
     base = AutoModelForCausalLM.from_pretrained(tiny_model)
     plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), str(start), is_trainable=True)
@@ -216,8 +234,8 @@ def test_the_policy_step_is_the_documented_gradient(
             push = -weight * pi.detach().exp()
             push[trajectory.token_ids[position]] += weight
             read.append((position - 1 not in trajectory.action_positions, pi, push))
-            # rewards from -1 to 1: failing is 1 where V is 0 or less; without a critic nothing is expected to fail
-            failing = min(1.0, max(0.0, 1.0 - values[place].item())) ** 2 if advantage == "value" else 0.0
+            # rewards from -1 to 1: failing is 1 where 0 or less is expected; without a critic nothing is
+            failing = min(1.0, max(0.0, 1.0 - expected[place])) ** 2 if advantage == "value" else 0.0
             settled = pi.detach().exp().square().sum() ** power
             loss = loss + (0.1 + where_failing * failing * settled) * (anchor.exp() * (anchor - pi)).sum()
             place += 1

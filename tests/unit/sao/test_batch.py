@@ -84,6 +84,7 @@ def test_two_turns() -> None:
     assert t.rewards.tolist() == [0.0, 0.5, 1.25]
     assert t.reward_counts.tolist() == [0, 1, 2]
     assert t.rewards_to_come.tolist() == [3, 3, 2]
+    assert t.rewards_before.tolist() == [0, 0, 1]
     assert t.interaction_index.tolist() == [0, 0, 1]
     assert returns(t) == [1.75, 1.75, 1.25]
     advantages = gae(t.rewards, torch.tensor([0.2, 0.4, 0.1]), 1.0, 0.5)

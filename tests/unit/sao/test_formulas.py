@@ -7,7 +7,7 @@ import torch
 
 from learner.sao import health
 from learner.sao.advantages import gae, policy_lambda, whiten
-from learner.sao.anchor import failing, forward_kl, settled
+from learner.sao.anchor import expected_reward, failing, forward_kl, settled
 from learner.sao.objective import dis_accepted, dis_weights, log_band, policy_loss
 from learner.sao.value import explained_variance, lambda_returns, value_loss
 
@@ -148,11 +148,26 @@ def test_anchor_is_alive_where_the_policy_is_deterministic() -> None:
 
 def test_failing_is_what_the_critic_expects_to_be_missing() -> None:
     values = torch.tensor([1.0, 0.5, 0.0, -1.0, 2.0])
-    torch.testing.assert_close(failing(values, torch.ones(5), -1.0, 1.0), torch.tensor([0.0, 0.25, 1.0, 1.0, 0.0]))
-    torch.testing.assert_close(failing(torch.tensor([8.0]), torch.ones(1), 0.0, 10.0), torch.tensor([0.16]))
-    # three rewards of 1/3 each, two of 1 each, and none that is still to come
-    several = failing(torch.tensor([1.0, 2.0, 0.0]), torch.tensor([3, 2, 0]), -1.0, 1.0)
-    torch.testing.assert_close(several, torch.tensor([4 / 9, 0.0, 0.0]))
+    torch.testing.assert_close(failing(values, -1.0, 1.0), torch.tensor([0.0, 0.25, 1.0, 1.0, 0.0]))
+    torch.testing.assert_close(failing(torch.tensor([8.0]), 0.0, 10.0), torch.tensor([0.16]))
+    assert failing(torch.tensor([float("inf")]), -1.0, 1.0).item() == 0.0
+
+
+def test_the_expected_reward_of_a_rollout_with_one_is_its_value() -> None:
+    values = torch.tensor([0.3, -2.0, 0.7])
+    assert torch.equal(expected_reward(values, torch.ones(3).long(), torch.zeros(3).long()), values)
+
+
+def test_the_expected_reward_by_hand() -> None:
+    """Rollouts of 1 and of 5 rewards: 3 to come on average at first, and 2 after one, where the first has none."""
+    to_come, before = torch.tensor([1, 5, 4, 0]), torch.tensor([0, 0, 1, 1])
+    # of a critic that knows how long each will be, one that does not, and one that expects nothing good
+    knows = expected_reward(torch.tensor([1.0, 5.0, 4.0, 0.0]), to_come, before)
+    torch.testing.assert_close(knows, torch.tensor([1.0, 5 / 3, 2.0, float("inf")]))
+    guesses = expected_reward(torch.tensor([3.0, 3.0, 2.0, 2.0]), to_come, before)
+    torch.testing.assert_close(guesses, torch.tensor([3.0, 1.0, 1.0, float("inf")]))
+    fails = expected_reward(torch.tensor([-3.0, -3.0, 0.0, 0.0]), to_come, before)
+    torch.testing.assert_close(fails, torch.tensor([-1.0, -0.6, 0.0, float("inf")]))
 
 
 def test_settled_is_the_chance_of_the_same_token_twice() -> None:
