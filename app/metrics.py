@@ -121,7 +121,6 @@ _COUNTS = (
     ("evergreen_interactions", "Interactions by state", "interactions", "state"),
     ("evergreen_interactions_untrained", "Interactions that are not trained, by reason", "untrained", "reason"),
     ("evergreen_reward_mean", "Mean return of the newest rollouts that became ready", "reward", "window"),
-    ("evergreen_swap_seconds", "From a batch's last reward to the first answer it changed", "swap_s", "quantile"),
 )
 """(metric, help, key in policy_stats, label)."""
 
@@ -144,3 +143,20 @@ class _Figures(Collector):
                     if figure is not None:
                         family.add_metric([policy["policy"], str(value)], float(figure))
             yield family
+        yield from self._swaps()
+
+    def _swaps(self) -> Iterator[Metric]:
+        seconds = GaugeMetricFamily(
+            "evergreen_swap_seconds",
+            "From a batch's last reward to the first answer it changed",
+            labels=["policy", "quantile"],
+        )
+        versions = GaugeMetricFamily("evergreen_swaps", "Versions that evergreen_swap_seconds is of", labels=["policy"])
+        for policy in self._figures:
+            figures = policy["swap_s"]
+            for quantile, key in (("0.5", "median"), ("0.99", "p99")):
+                if figures[key] is not None:
+                    seconds.add_metric([policy["policy"], quantile], figures[key])
+            versions.add_metric([policy["policy"]], figures["versions"])
+        yield seconds
+        yield versions

@@ -163,7 +163,9 @@ async def check_server(connection: Connection) -> None:
         await connection.check()
     except RequestFailed as failure:
         if failure.status is None:
-            raise Stopped(f"no Evergreen server answers; start one, or set EVERGREEN_URL ({failure})") from failure
+            raise Stopped(
+                f"no Evergreen server answers at {connection.url}; start one, or set EVERGREEN_URL ({failure})"
+            ) from failure
         if not failure.transient:
             raise Stopped(refusal(failure)) from failure
 

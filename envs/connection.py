@@ -72,6 +72,7 @@ class Connection:
 
     def __init__(self, url: str, api_key: str, *, timeout_s: float = 120.0) -> None:
         base = f"{url.rstrip('/').removesuffix('/v1')}/v1"  # OpenAI clients name it with, others without
+        self.url = base
         self._openai = openai.AsyncOpenAI(base_url=base, api_key=api_key, max_retries=0, timeout=timeout_s)
         self._http = httpx.AsyncClient(
             base_url=base,

@@ -18,10 +18,12 @@ def write_curve(path: Path, title: str, played: Sequence[Played], evaluations: M
     numbers = list(range(1, len(rows) + 1))
     ends = {row.phase: number for number, row in zip(numbers, rows, strict=True)}
     figure = go.Figure()
+    width = max(1, min(MOVING, len(rows)))  # of a run that is shorter than that there is one mean
     figure.add_scatter(
-        x=numbers[MOVING - 1 :],
-        y=moving_means([row.reward for row in rows]),
-        name=f"sampled reward, mean of {MOVING}",
+        x=numbers[width - 1 :],
+        y=moving_means([row.reward for row in rows], width),
+        name=f"sampled reward, mean of {width}",
+        mode="lines+markers" if len(rows) == width else "lines",
     )
     measured = [(ends[phase], result.accuracy) for phase, result in evaluations.items() if result and phase in ends]
     figure.add_scatter(

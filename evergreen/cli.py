@@ -97,17 +97,16 @@ def pretrain_value(
 def reset(yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False) -> None:
     """Delete what this home has learned and logged: database, weights, keys, logs. The base model stays."""
     from evergreen.reset import reset as run
-    from evergreen.reset import what_reset_deletes
 
-    settings = _settings()
-    paths = what_reset_deletes(settings)
-    if not paths:
-        typer.echo(f"Nothing to delete in {settings.home.resolve()}.")
-        return
-    typer.echo("This deletes:\n" + "\n".join(f"  {path}" for path in paths))
-    if not yes:
-        typer.confirm("Go on?", abort=True)
-    run(settings)
+    def confirm(paths: list[Path]) -> None:
+        if not paths:
+            typer.echo("There is nothing to delete.")
+            return
+        typer.echo("This deletes:\n" + "\n".join(f"  {path}" for path in paths))
+        if not yes:
+            typer.confirm("Go on?", abort=True)
+
+    run(_settings(), confirm)
 
 
 @app.command()

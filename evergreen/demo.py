@@ -23,6 +23,11 @@ def demo(settings: Settings, seed: int, out: Path, options: Sequence[str]) -> in
         options: passed on to `evergreen simulate tickets`.
     """
     with _server(settings) as server:
+        if server is None:
+            typer.echo(
+                f"A server runs on {settings.home.resolve()}; waiting for it at {base_url(settings)}. If it was "
+                "started with another EVERGREEN_PORT, give this command the same one."
+            )
         try:
             wait_until_ready(base_url(settings), server)
         except NotReady as error:  # a child has said why

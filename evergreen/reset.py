@@ -1,6 +1,7 @@
 """`evergreen reset`: forget everything that a home has learned. The converted base model stays."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from app.settings import Settings
@@ -42,19 +43,24 @@ def what_reset_deletes(settings: Settings) -> list[Path]:
     return [*folders, *files]  # the files last: as long as one is there, a reset that broke off can be repeated
 
 
-def reset(settings: Settings) -> None:
-    """
+def reset(settings: Settings, confirm: Callable[[list[Path]], None]) -> None:
+    """confirm: is shown what will be deleted, and raises to leave it there.
+
     Raises:
         HomeInUse: `up` runs. NotOurs: see `what_reset_deletes`.
     """
     what_reset_deletes(settings)  # before the lock puts its file there
     lock = HomeLock(settings.home.resolve())
-    for path in what_reset_deletes(settings):
-        if path.is_dir():
-            _empty(path)
-        else:
-            path.unlink()
-    lock.release()
+    try:
+        paths = what_reset_deletes(settings)
+        confirm(paths)
+        for path in paths:
+            if path.is_dir():
+                _empty(path)
+            else:
+                path.unlink()
+    finally:
+        lock.release()
 
 
 def _empty(folder: Path) -> None:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from app.settings import Settings, get_settings
 from evergreen.cli import app
 from evergreen.home import HomeInUse, HomeLock, is_held
+from evergreen.own_server import NotReady
 from evergreen.ports import PortBusy, require_free
 from evergreen.reset import NotOurs, reset, what_reset_deletes
 from evergreen.stack import base_url
@@ -60,6 +61,20 @@ def test_the_lock_dies_with_its_holder(home: Path, tmp_path: Path) -> None:
         holder.kill()
         holder.wait()
     HomeLock(home).release()
+
+
+def test_demo_says_which_server_it_waits_for(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gives_up(url: str, up: object) -> None:
+        raise NotReady(f"nothing at {url}")
+
+    monkeypatch.setattr("evergreen.demo.wait_until_ready", gives_up)
+    lock = HomeLock(home)
+    waited = CliRunner().invoke(app, ["demo"])
+    lock.release()
+    assert waited.exit_code == 1
+    assert f"A server runs on {home}; waiting for it at http://127.0.0.1:8000." in waited.output
+    assert "EVERGREEN_PORT" in waited.output
+    assert "nothing at http://127.0.0.1:8000" in waited.output
 
 
 def test_a_busy_port_is_named_with_its_holder() -> None:
@@ -131,6 +146,7 @@ def test_reset_refuses_while_up_runs(home: Path) -> None:
     refused = CliRunner().invoke(app, ["reset", "--yes"])
     lock.release()
     assert isinstance(refused.exception, HomeInUse)
+    assert "This deletes" not in refused.output
     assert (home / "evergreen.db").exists()
 
 
@@ -141,11 +157,11 @@ def test_reset_leaves_a_directory_alone_that_was_never_a_home(home: Path) -> Non
     assert isinstance(refused.exception, NotOurs)
     assert "logs" in str(refused.exception)
     with pytest.raises(NotOurs):
-        reset(get_settings())
+        reset(get_settings(), print)
     assert sorted(path.name for path in home.rglob("*")) == ["logs", "mine.log"]
     HomeLock(home).release()  # an `up` that was refused leaves its lock's file
     with pytest.raises(NotOurs):
-        reset(get_settings())
+        reset(get_settings(), print)
 
 
 def test_reset_empties_a_folder_that_is_a_link_to_another_disk(home: Path, tmp_path: Path) -> None:
@@ -153,7 +169,7 @@ def test_reset_empties_a_folder_that_is_a_link_to_another_disk(home: Path, tmp_p
     (tmp_path / "disk" / "default" / "weights").write_text("x")
     (home / "artifacts").symlink_to(tmp_path / "disk")
     (home / "admin.key").write_text("x")
-    reset(get_settings())
+    reset(get_settings(), print)
     assert sorted(path.name for path in home.iterdir()) == ["artifacts", "up.lock"]
     assert list((tmp_path / "disk").iterdir()) == []
 

@@ -272,7 +272,7 @@ def test_it_stops_with_a_sentence(tmp_path: Path, trained_at_once: tuple[FakeSer
     assert not (tmp_path / "refused").exists()  # so that the same command works with the right key
     away = simulate("http://127.0.0.1:9", tmp_path / "away")
     assert away.exit_code == 1
-    assert "no Evergreen server answers; start one, or set EVERGREEN_URL" in away.output
+    assert "no Evergreen server answers at http://127.0.0.1:9/v1; start one, or set EVERGREEN_URL" in away.output
     unknown = simulate(url, tmp_path / "unknown", "--policy", "nobody")
     assert unknown.exit_code == 1
     assert "404 model_not_found: there is no nobody" in unknown.output

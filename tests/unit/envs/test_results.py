@@ -77,6 +77,14 @@ def test_the_curve_needs_no_network(tmp_path: Path) -> None:
     assert '"switch"' in page
 
 
+def test_the_curve_of_a_short_run_has_its_mean(tmp_path: Path) -> None:
+    write_curve(tmp_path / "curve.html", "title", [rollout(i, float(i < 1)) for i in range(4)], {})
+    page = (tmp_path / "curve.html").read_text()
+    assert '"sampled reward, mean of 4"' in page
+    assert re.search(r'"x":\[4\],"y":\[0\.25\]', page)
+    write_curve(tmp_path / "curve.html", "title", [], {})  # stopped before the first answer
+
+
 def test_the_journal_is_flushed_line_by_line_and_never_continued(tmp_path: Path) -> None:
     path = tmp_path / "new" / "journal.jsonl"
     journal = Journal(path)
