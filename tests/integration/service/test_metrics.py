@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from sqlalchemy.orm import Session
 
 from app import metrics
@@ -64,20 +65,17 @@ def test_scrapes_count_the_database_once_in_a_while(world: World, monkeypatch: p
     assert counted.count("default") == 2
 
 
-def test_swaps_are_quantiles_in_seconds_and_a_number_of_versions(world: World, monkeypatch: pytest.MonkeyPatch):
-    stats = metrics.policy_stats
-
-    def swapped(session: Session, policy: Policy) -> dict[str, Any]:
-        return stats(session, policy) | {"swap_s": {"median": 1.5, "p99": 4.0, "versions": 7}}
-
-    monkeypatch.setattr(metrics, "policy_stats", swapped)
-    monkeypatch.setattr(world.app.state, "figures", metrics.RecentFigures())
-    with world.http(None) as http:
-        lines = http.get("/metrics").text.splitlines()
-    assert [line for line in lines if line.startswith("evergreen_swap") and '"default"' in line] == [
-        'evergreen_swap_seconds{policy="default",quantile="0.5"} 1.5',
-        'evergreen_swap_seconds{policy="default",quantile="0.99"} 4.0',
-        'evergreen_swaps{policy="default"} 7.0',
+def test_swaps_are_quantiles_in_seconds_and_a_number_of_versions(world: World):
+    with world.database.read() as session:
+        (policy,) = metrics.list_policies(session)[:1]
+        figures = metrics.policy_stats(session, policy)
+    registry = CollectorRegistry()
+    registry.register(metrics._Figures([figures | {"swap_s": {"median": 1.5, "p99": 4.0, "versions": 7}}]))
+    lines = generate_latest(registry).decode().splitlines()
+    assert [line for line in lines if line.startswith("evergreen_swap")] == [
+        f'evergreen_swap_seconds{{policy="{policy.name}",quantile="0.5"}} 1.5',
+        f'evergreen_swap_seconds{{policy="{policy.name}",quantile="0.99"}} 4.0',
+        f'evergreen_swaps{{policy="{policy.name}"}} 7.0',
     ]
 
 
