@@ -8,7 +8,7 @@ from torch import Tensor
 from app.policies.learning import LearningSettings
 from learner.plan import BatchPlan, MicroBatch
 from learner.sao.anchor import settled
-from learner.sao.centring import common_pushes, push_sums
+from learner.sao.centring import PushSums, common_pushes, push_sums
 from learner.sao.clipping import clip_weights, clipped_policy_loss
 from learner.trajectory import Trajectory
 
@@ -55,16 +55,13 @@ class PolicyBatch:
 
     def common_pushes(self, parts: Iterable[tuple[MicroBatch, Tensor]]) -> Tensor:
         """(2, V) common pushes of the batch, from all of its micro-batches and their (n, V) log-probs."""
-        pushes: list[Tensor] = []
-        mobilities: list[Tensor] = []
+        sums: list[PushSums] = []
         for micro_batch, logprobs in parts:
             taken, behaviour, advantages = self._taken(logprobs.detach(), micro_batch)
             weights = clip_weights(taken - behaviour, advantages, self.settings.dis_band, self.settings.clip)
             ids, opening = (of[micro_batch.index].to(logprobs.device) for of in (self._plan.action_ids, self.opening))
-            sums = push_sums(logprobs, ids, weights * advantages, opening)
-            pushes.append(sums[0])
-            mobilities.append(sums[1])
-        return common_pushes(torch.stack(pushes).sum(0), torch.stack(mobilities).sum(0))
+            sums.append(push_sums(logprobs, ids, weights * advantages, opening))
+        return common_pushes(sums)
 
     def _taken(self, logprobs: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
         """(n,) log pi of the sampled tokens, their behaviour log-probs and advantages."""

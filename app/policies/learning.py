@@ -71,8 +71,8 @@ class LearningSettings(BaseModel):
     number of rewards to come. An answer that fails for certain has no advantage; this is what moves it. And times the
     square of sum_v pi(v)^2, 1 where the policy has settled on one token: one that still explores needs no floor."""
     centring: float = Field(0.95, ge=0, le=1)
-    """How much of the batch's common push on the logits is taken out of the policy's gradient: the noise that moves all
-    answers together. 0: the paper's objective."""
+    """How much of what chance makes of the batch's common push on the logits is taken out of the policy's gradient: the
+    noise that moves all answers together. 0: the paper's objective."""
 
     policy_optimiser: Literal["preconditioned", "adamw"] = "preconditioned"
     policy_lr: LearningRate = 3e-4

@@ -168,7 +168,9 @@ def test_the_policy_step_is_the_documented_gradient(
     for opens in (True, False):
         kind = [(pi, push) for opening, pi, push in read if opening == opens]
         mobility = [1 - pi.detach().exp().square().sum() for pi, _ in kind]
-        common = torch.stack([push for _, push in kind]).sum(0) / max(1.0, float(sum(mobility)))
+        pushes = torch.stack([push for _, push in kind])
+        chance = len(kind) * pushes.var(0).sum() / pushes.sum(0).square().sum()
+        common = min(1.0, float(chance)) * pushes.sum(0) / max(1.0, float(sum(mobility)))
         loss = loss + sum(centring * m * (common * pi).sum() for m, (pi, _) in zip(mobility, kind, strict=True))
     trained = [p for p in plain.parameters() if p.requires_grad]
     (loss / place).backward()

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from learner.sao.centring import centring_loss, common_pushes, push_sums
+from learner.sao.centring import PushSums, centring_loss, chance_share, common_pushes, push_sums
 from learner.sao.objective import dis_weights, policy_loss
 
 BAND = (0.2, 4.0)
@@ -14,17 +14,46 @@ BAND = (0.2, 4.0)
 def test_pushes_by_hand() -> None:
     """Two openings at (1/4, 3/4), one token inside at (1/2, 1/2); f(r) A = 1, -2 and 4."""
     logprobs = torch.tensor([[0.25, 0.75], [0.25, 0.75], [0.5, 0.5]]).log()
-    pushes, mobilities = push_sums(
+    sums = push_sums(
         logprobs, torch.tensor([0, 1, 0]), torch.tensor([1.0, -2.0, 4.0]), torch.tensor([True, True, False])
     )
-    # openings: 1 (1 - 1/4, -3/4) - 2 (-1/4, 1 - 3/4) = (5/4, -5/4); inside: 4 (1/2, -1/2)
-    torch.testing.assert_close(pushes, torch.tensor([[2.0, -2.0], [1.25, -1.25]]))
+    # openings: 1 (1 - 1/4, -3/4) - 2 (-1/4, 1 - 3/4) = (3/4, -3/4) + (1/2, -1/2); inside: 4 (1/2, -1/2)
+    torch.testing.assert_close(sums.pushes, torch.tensor([[2.0, -2.0], [1.25, -1.25]]))
+    torch.testing.assert_close(sums.squares, torch.tensor([8.0, 9 / 8 + 1 / 2]))
     # 1 - 1/4 - 1/4; twice 1 - 1/16 - 9/16
-    torch.testing.assert_close(mobilities, torch.tensor([0.5, 0.75]))
-    # a common push is never more than the sum, however settled the tokens are
-    torch.testing.assert_close(
-        common_pushes(pushes, torch.tensor([0.0, 5.0])), torch.tensor([[2.0, -2.0], [0.25, -0.25]])
+    torch.testing.assert_close(sums.mobilities, torch.tensor([0.5, 0.75]))
+    assert sums.tokens.tolist() == [1, 2]
+
+
+def of_kinds(inside: list[list[float]], opening: list[list[float]]) -> PushSums:
+    """Sums of these pushes, of tokens whose mobility is 1."""
+    kinds = [torch.tensor(pushes).reshape(-1, 2) for pushes in (inside, opening)]
+    return PushSums(
+        torch.stack([kind.sum(0) for kind in kinds]),
+        torch.stack([kind.square().sum() for kind in kinds]),
+        torch.tensor([float(len(kind)) for kind in kinds]),
+        torch.tensor([len(kind) for kind in kinds]),
     )
+
+
+def test_the_share_of_chance_by_hand() -> None:
+    # (1, -1) and (0, 0): their mean (1/2, -1/2) has the two at a squared distance of 1/2 each, so chance is
+    # 2 (1/2 + 1/2) / (2 - 1) = 2, which is all of |(1, -1)|^2; three alike leave chance nothing
+    shares = chance_share(of_kinds([[1, -1], [0, 0]], [[1, -1], [1, -1], [1, -1]]))
+    torch.testing.assert_close(shares, torch.tensor([1.0, 0.0]))
+    # (2, -2) and (1, -1): distances of 1/2 each, chance 2, |(3, -3)|^2 = 18. One token is none's chance
+    torch.testing.assert_close(chance_share(of_kinds([[2, -2], [1, -1]], [[5, -5]])), torch.tensor([1 / 9, 0.0]))
+    # chance could have made more than there is; no common push; no tokens
+    assert chance_share(of_kinds([[3, -3], [-2, 2]], [[1, -1], [-1, 1]])).tolist() == [1.0, 0.0]
+    assert chance_share(of_kinds([], [])).tolist() == [0.0, 0.0]
+
+
+def test_common_pushes_are_what_chance_has_of_the_whole_batch_by_mobility() -> None:
+    parts = [of_kinds([[1, -1]], [[2, -2]]), of_kinds([[0, 0]], [[1, -1]])]
+    torch.testing.assert_close(common_pushes(parts), torch.tensor([[0.5, -0.5], [1 / 6, -1 / 6]]))
+    settled = [part._replace(mobilities=torch.tensor([0.0, 0.25])) for part in parts]
+    # never more than the sum, however settled the tokens are
+    torch.testing.assert_close(common_pushes(settled), torch.tensor([[1.0, -1.0], [1 / 3, -1 / 3]]))
 
 
 def random_batch(count: int = 12, vocabulary: int = 7) -> tuple[torch.Tensor, ...]:
@@ -38,6 +67,14 @@ def random_batch(count: int = 12, vocabulary: int = 7) -> tuple[torch.Tensor, ..
     return logits.requires_grad_(), ids, behaviour, advantages, opening
 
 
+def reference_chance(pushes: list[list[float]]) -> float:
+    """The variance of a sum is n times that of its terms, estimated from their distances to the mean."""
+    n, width = len(pushes), len(pushes[0])
+    total = [sum(push[v] for push in pushes) for v in range(width)]
+    variance = sum((push[v] - total[v] / n) ** 2 for push in pushes for v in range(width)) / (n - 1)
+    return min(1.0, n * variance / sum(x * x for x in total))
+
+
 @pytest.mark.parametrize("centring", [0.0, 0.3, 1.0])
 def test_the_gradient_against_plain_loops(centring: float) -> None:
     logits, ids, behaviour, advantages, opening = random_batch()
@@ -45,7 +82,7 @@ def test_the_gradient_against_plain_loops(centring: float) -> None:
     logprobs = logits.log_softmax(-1)
     taken = logprobs.gather(1, ids.unsqueeze(1)).squeeze(1)
     weights = dis_weights(taken - behaviour, BAND) * advantages
-    common = common_pushes(*push_sums(logprobs, ids, weights, opening))
+    common = common_pushes([push_sums(logprobs, ids, weights, opening)])
     loss = policy_loss(taken, behaviour, advantages, BAND, count)
     (loss + centring_loss(logprobs, opening, common, centring, count)).backward()
 
@@ -60,24 +97,30 @@ def test_the_gradient_against_plain_loops(centring: float) -> None:
         kind = [s for s in range(count) if bool(opening[s]) == bool(opening[t])]
         for v in range(vocabulary):
             share = mobilities[t] / sum(mobilities[s] for s in kind)
-            expected = -(pushes[t][v] - centring * share * sum(pushes[s][v] for s in kind)) / count
+            taken_out = centring * reference_chance([pushes[s] for s in kind])
+            expected = -(pushes[t][v] - taken_out * share * sum(pushes[s][v] for s in kind)) / count
             assert float(logits.grad[t, v]) == pytest.approx(expected, abs=1e-12)  # type: ignore[index]
 
 
-def test_all_of_it_leaves_a_batch_no_common_push() -> None:
-    logits, ids, behaviour, advantages, opening = random_batch()
+def test_what_no_chance_would_make_is_left() -> None:
+    """Two rewarded answers of one kind and two of each of two kinds, from a uniform policy."""
+    logits = torch.zeros(6, 3, dtype=torch.float64, requires_grad=True)
     logprobs = logits.log_softmax(-1)
+    opening = torch.tensor([True, True, False, False, False, False])
+    ids = torch.tensor([0, 0, 0, 0, 1, 1])
+    weights = torch.ones(6, dtype=torch.float64)
+    common = common_pushes([push_sums(logprobs, ids, weights, opening)])
+    zeros = torch.zeros(6, dtype=torch.float64)
     taken = logprobs.gather(1, ids.unsqueeze(1)).squeeze(1)
-    weights = dis_weights(taken - behaviour, BAND) * advantages
-    common = common_pushes(*push_sums(logprobs, ids, weights, opening))
-    loss = policy_loss(taken, behaviour, advantages, BAND, len(ids)) + centring_loss(
-        logprobs, opening, common, 1.0, len(ids)
-    )
-    loss.backward()
+    (
+        policy_loss(taken, taken.detach() + zeros, weights, BAND, 6) + centring_loss(logprobs, opening, common, 1.0, 6)
+    ).backward()
     assert logits.grad is not None
-    for kind in (opening, ~opening):
-        assert logits.grad[kind].abs().max() > 1e-3
-        torch.testing.assert_close(logits.grad[kind].sum(0), torch.zeros(7, dtype=torch.float64), atol=1e-12, rtol=0)
+    push = -6 * logits.grad
+    # openings agree: all is left
+    torch.testing.assert_close(push[opening], torch.tensor([[2 / 3, -1 / 3, -1 / 3]] * 2, dtype=torch.float64))
+    # inside the sum is (2/3, 2/3, -4/3), of square 8/3; four distances of (1/2, -1/2, 0) make chance 4 (4 / 2) / 3: all
+    torch.testing.assert_close(push[~opening].sum(0), torch.zeros(3, dtype=torch.float64), atol=1e-12, rtol=0)
 
 
 def test_settled_tokens_take_no_part() -> None:
@@ -85,6 +128,6 @@ def test_settled_tokens_take_no_part() -> None:
     logits = torch.tensor([[0.0, 0.0], [0.0, 0.0], [40.0, 0.0]], requires_grad=True)
     logprobs = logits.log_softmax(-1)
     opening = torch.tensor([True, True, True])
-    common = common_pushes(torch.tensor([[0.0, 0.0], [3.0, -3.0]]), torch.tensor([0.0, 1.0]))
+    common = torch.tensor([[0.0, 0.0], [3.0, -3.0]])
     centring_loss(logprobs, opening, common, 1.0, 3).backward()
     torch.testing.assert_close(logits.grad, torch.tensor([[0.5, -0.5], [0.5, -0.5], [0.0, 0.0]]))
