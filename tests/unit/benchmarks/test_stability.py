@@ -55,7 +55,7 @@ def test_a_result_of_other_settings_is_refused(tmp_path: Path, monkeypatch: pyte
         run("--updates", "2", "--lr-scale", "1")
     assert path.read_text() == first
     there = json.loads(first)
-    del there["settings"]["anchor_settled_power"]  # as of a release that did not have it
+    del there["settings"]["truncation"]  # as of a release that did not have it
     path.write_text(json.dumps(there))
-    with pytest.raises(SystemExit, match=r"settings\.anchor_settled_power was not recorded"):
+    with pytest.raises(SystemExit, match=r"settings\.truncation was not recorded"):
         run("--updates", "2")
