@@ -31,10 +31,13 @@ format: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# `make bench NAME=my-machine`; a policy step's run that was stopped goes on where it was
+bench: RESULTS := benchmarks/results/$(or $(NAME),local)
 bench: $(VENV)/.bench
-	$(BIN)/python -m benchmarks.prefix_sharing
-	$(BIN)/python -m benchmarks.policy_step
-	$(BIN)/python -m benchmarks.engine
+	mkdir -p $(RESULTS)
+	$(BIN)/python -m benchmarks.prefix_sharing --out $(RESULTS)/prefix-sharing.json
+	$(BIN)/python -m benchmarks.policy_step --out $(RESULTS)/policy-step.json
+	$(BIN)/python -m benchmarks.engine | tee $(RESULTS)/engine.txt
 
 # The engine's contract suite against real vLLM, in a venv of its own
 vllm-contract: $(VENV)/.test .venv-vllm/.installed

@@ -7,6 +7,7 @@ CPU seconds are the engine's own: they say what it costs when other processes ha
 """
 
 import asyncio
+import json
 import os
 import random
 import subprocess
@@ -25,6 +26,7 @@ from transformers import AutoModelForCausalLM
 
 from app.engine.client import ControlClient, EngineClient, Sampling
 from app.settings import Settings
+from benchmarks.machine import machine, versions
 from learner.prepare import ensure_base_model
 
 PREFIX_TOKENS, TICKET_TOKENS, MAX_TOKENS = 150, 20, 6
@@ -146,6 +148,7 @@ def main(
     generate: Annotated[bool, typer.Option(help="Measure plain generate too.")] = True,
 ) -> None:
     torch.set_num_threads(threads)
+    typer.echo(json.dumps({"machine": machine(), "versions": versions()}))
     model = model or ensure_base_model(Settings(dtype=dtype))
     with tempfile.TemporaryDirectory() as directory:
         adapters = write_adapters(model, Path(directory), 1 + int(seconds // SWITCH_S))

@@ -5,6 +5,8 @@ is a process of its own, ours and TRL's in turn. Ours is the paper's step (DIS, 
 and AdamW on its `compute_loss`, once as fast as it goes and once with gradient checkpointing, its default. Memory is
 what the process's peak rises by in its first step; the steps timed come after it. `update` is a whole SAO update with
 the online defaults.
+
+`--out` is written after every process, with the machine and the versions; started again, it goes on where it was.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 from uuid import UUID
 
@@ -26,7 +29,9 @@ import torch
 from app.policies.dtype import resolve_dtype
 from app.policies.learning import LearningSettings
 from app.settings import Settings, get_settings
+from benchmarks.machine import machine, versions
 from benchmarks.trl_step import trl_step
+from evergreen.conditions import OtherConditions, check_conditions
 from learner.lora_model import LoraModel
 from learner.optimisers import build_optimisers
 from learner.prepare import ensure_base_model, write_version_zero
@@ -42,6 +47,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 STEPS = 1
 """Timed per process, after the first one."""
+Json = dict[str, Any]
 Step = Callable[[], float]
 """Takes one step; returns its seconds."""
 
@@ -57,37 +63,84 @@ def main() -> None:
     parser.add_argument("--child", nargs=2, metavar=("CONTESTANT", "SHAPE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     base = ensure_base_model(Settings(home=get_settings().home, dtype=arguments.dtype))
+    dtype = resolve_dtype(arguments.dtype, base)
     if arguments.child:
         torch.set_num_threads(arguments.threads)
         torch.set_flush_denormal(True)  # as the learn worker does
-        print(json.dumps(measure(*arguments.child, base, resolve_dtype(arguments.dtype, base))))
+        print(json.dumps(measure(*arguments.child, base, dtype)))
         return
-    results = []
+    conditions = {
+        "machine": machine(),
+        "versions": versions(),
+        "model": Path(get_settings().model).name,
+        "dtype": dtype,
+        "threads": arguments.threads,
+        "steps": STEPS,
+    }
+    try:
+        measured = read_measured(arguments.out, conditions)
+    except OtherConditions as error:
+        sys.exit(str(error))
     for shape in arguments.shapes:
-        results.append(compare(shape, arguments.contestants, arguments.runs, arguments.dtype, arguments.threads))
-        print(json.dumps(results[-1]), flush=True)
-    if arguments.out:
-        arguments.out.write_text(json.dumps(results, indent=2) + "\n")
+        for run in range(1, arguments.runs + 1):  # contestants in turn, so that a slow hour is everybody's
+            for name in arguments.contestants:
+                if any((one["shape"], one["contestant"], one["run"]) == (shape, name, run) for one in measured):
+                    continue
+                one = {"shape": shape, "contestant": name, "run": run}
+                measured.append(one | measure_apart(name, shape, dtype, arguments.threads))
+                if arguments.out:
+                    write(arguments.out, conditions, measured)
+        print(json.dumps(medians(shape, measured)), flush=True)
 
 
-def compare(shape: str, contestants: list[str], runs: int, dtype: str, threads: int) -> dict[str, Any]:
-    """Medians over `runs` processes per contestant, taken in turn."""
-    measured: dict[str, list[dict[str, Any]]] = {name: [] for name in contestants}
-    for _ in range(runs):
-        for name in contestants:
-            command = [sys.executable, "-m", "benchmarks.policy_step", "--child", name, shape]
-            command += ["--dtype", dtype, "--threads", str(threads)]
-            answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            measured[name].append(json.loads(answer.splitlines()[-1]))
+def read_measured(out: Path | None, conditions: Json) -> list[Json]:
+    """The processes that an earlier start has measured.
+
+    Raises:
+        OtherConditions: on another machine, with other versions or otherwise.
+    """
+    if out is None or not out.exists():
+        return []
+    there = json.loads(out.read_text())
+    if not isinstance(there, dict):
+        raise OtherConditions(f"{out} does not say where it was measured; give another --out")
+    measured: list[Json] = there.pop("measured", [])
+    there.pop("medians", None)
+    check_conditions(out, there, conditions)
+    return measured
+
+
+def write(out: Path, conditions: Json, measured: list[Json]) -> None:
+    """Whole or not at all: what was measured took hours."""
+    shapes = dict.fromkeys(one["shape"] for one in measured)
+    result = conditions | {"medians": [medians(shape, measured) for shape in shapes], "measured": measured}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_suffix(".tmp")
+    partial.write_text(json.dumps(result, indent=1) + "\n")
+    partial.rename(out)
+
+
+def measure_apart(contestant: str, shape: str, dtype: str, threads: int) -> Json:
+    """In a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.policy_step", "--child", contestant, shape]
+    command += ["--dtype", dtype, "--threads", str(threads)]
+    answer: Json = json.loads(subprocess.run(command, check=True, stdout=PIPE, text=True).stdout.splitlines()[-1])
+    return answer
+
+
+def medians(shape: str, measured: list[Json]) -> Json:
+    """Of each contestant over its processes, and what ours is against TRL's."""
     tokens = sum(t.token_ids.numel() for t in batch(**SHAPES[shape]))
-    result: dict[str, Any] = {"shape": shape, "tokens": tokens, "dtype": dtype, "threads": threads}
-    for name, processes in measured.items():
+    result: Json = {"shape": shape, "tokens": tokens}
+    of_shape = [one for one in measured if one["shape"] == shape]
+    for name in dict.fromkeys(one["contestant"] for one in of_shape):
+        processes = [one for one in of_shape if one["contestant"] == name]
         seconds = statistics.median(s for process in processes for s in process["seconds"])
         result[name] = {
+            "runs": len(processes),
             "seconds": round(seconds, 3),
             "tokens_per_second": round(tokens / seconds, 1),
             "peak_mib": round(statistics.median(process["peak_mib"] for process in processes), 1),
-            "all_seconds": [round(s, 3) for process in processes for s in process["seconds"]],
         }
     for rival in ("trl", "trl_checkpointing"):
         if rival in result and "evergreen" in result:
@@ -96,7 +149,7 @@ def compare(shape: str, contestants: list[str], runs: int, dtype: str, threads: 
     return result
 
 
-def measure(contestant: str, shape: str, base: Path, dtype: Any) -> dict[str, Any]:
+def measure(contestant: str, shape: str, base: Path, dtype: Any) -> Json:
     """Loads, takes a first step for its peak memory, and times the others."""
     trajectories = batch(**SHAPES[shape])
     if contestant in ("evergreen", "update"):

@@ -17,6 +17,7 @@ import torch
 from app.policies.dtype import resolve_dtype
 from app.policies.learning import LearningSettings
 from app.settings import Settings, get_settings
+from benchmarks.machine import machine, versions
 from benchmarks.tickets_batch import load_tokenizer, render, sample, trajectory
 from envs.tickets import Tickets
 from learner.lora_model import LoraModel
@@ -45,7 +46,9 @@ def main() -> None:
     arguments = parser.parse_args()
     results = [measure(dtype, threads, arguments.runs) for dtype in arguments.dtypes for threads in arguments.threads]
     if arguments.out:
-        arguments.out.write_text(json.dumps(results, indent=2) + "\n")
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        about = {"machine": machine(), "versions": versions(), "results": results}
+        arguments.out.write_text(json.dumps(about, indent=2) + "\n")
 
 
 def measure(dtype: str, threads: int, runs: int) -> dict[str, object]:

@@ -3,7 +3,7 @@
 A random model of less than a million parameters, in process, on a task that changes: a prompt of random tokens ends in
 one of three keys, and the answer's first token must be of the key's class (its id modulo 4). Every `--phase` updates
 all three classes move. Each rollout was sampled by the weights of 0 to 4 updates ago, drawn at random. One run per arm
-and seed; a run that has its result is skipped.
+and seed; a run that has its result is skipped if it was made with the same settings, and refused if not.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import itertools
 import json
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections import deque
@@ -27,6 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from app.policies.learning import LearningSettings
 from benchmarks.tickets_batch import sample, trajectory
+from evergreen.conditions import OtherConditions, check_conditions
 from learner.lora_model import LoraModel
 from learner.optimisers import build_optimisers
 from learner.prepare import write_version_zero
@@ -70,19 +72,41 @@ def main() -> None:
     torch.set_num_threads(1)  # so small a model gains nothing by two
     torch.set_flush_denormal(True)  # as the learn worker does
     arguments.out.mkdir(parents=True, exist_ok=True)
-    for seed, arm in itertools.product(arguments.seeds, arguments.arms):
-        path = arguments.out / f"{arm}-seed-{seed}.json"
+    conditions = {arm: run_conditions(arm, arguments) for arm in arguments.arms}
+    runs = [
+        (seed, arm, arguments.out / f"{arm}-seed-{seed}.json")
+        for seed, arm in itertools.product(arguments.seeds, arguments.arms)
+    ]
+    try:
+        for _, arm, path in runs:  # all of them before hours are spent on one
+            if path.is_file():
+                there = json.loads(path.read_text())
+                check_conditions(
+                    path, {name: there[name] for name in conditions[arm] if name in there}, conditions[arm]
+                )
+    except OtherConditions as error:
+        sys.exit(str(error))
+    for seed, arm, path in runs:
         if path.is_file():
             continue
-        usual = LearningSettings.model_validate(ARMS[arm])
-        # the default rates are those of a model a thousand times as large
-        rates = {name: arguments.lr_scale * getattr(usual, name) for name in ("policy_lr", "value_lr")}
-        settings = usual.model_copy(update=rates)
+        settings = LearningSettings.model_validate(conditions[arm]["settings"])
         with path.with_suffix(".csv").open("w", newline="") as file:
             rewards = Run(seed, settings, arguments.phase, csv.DictWriter(file, COLUMNS)).play(arguments.updates)
-        summary = {"arm": arm, "seed": seed, "settings": settings.model_dump(mode="json")} | stability(rewards)
+        summary = {"arm": arm, "seed": seed} | conditions[arm] | stability(rewards)
         path.write_text(json.dumps(summary, indent=2) + "\n")
         print(json.dumps(summary), flush=True)
+
+
+def run_conditions(arm: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What a run of the arm is made with, beside its seed."""
+    usual = LearningSettings.model_validate(ARMS[arm])
+    # the default rates are those of a model a thousand times as large
+    rates = {name: arguments.lr_scale * getattr(usual, name) for name in ("policy_lr", "value_lr")}
+    return {
+        "updates": arguments.updates,
+        "phase": arguments.phase,
+        "settings": usual.model_copy(update=rates).model_dump(mode="json"),
+    }
 
 
 def stability(rewards: Sequence[float]) -> dict[str, float]:

@@ -14,35 +14,9 @@ from learner.trajectory import Trajectory
 
 def trl_step(trajectories: Sequence[Trajectory], base: Path, dtype: str, *, checkpointing: bool) -> Callable[[], float]:
     """One `compute_loss`, backward pass and AdamW step; returns its seconds. The batch is padded, as TRL does."""
-    import pyarrow
-    from datasets import Dataset
-    from peft import LoraConfig
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from trl import GRPOConfig, GRPOTrainer
-
-    with tempfile.TemporaryDirectory() as scratch:
-        options = GRPOConfig(
-            output_dir=scratch,
-            use_cpu=True,
-            bf16=dtype == "bfloat16",
-            gradient_checkpointing=checkpointing,
-            per_device_train_batch_size=len(trajectories),
-            num_generations=len(trajectories),
-            report_to=[],
-        )
-        trainer: Any = GRPOTrainer(
-            model=AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, dtype), local_files_only=True),
-            reward_funcs=_no_reward,
-            args=options,
-            # its own fingerprint of a table fails with pyarrow 26
-            train_dataset=Dataset(pyarrow.table({"prompt": ["unused"]}), fingerprint="unused"),
-            processing_class=AutoTokenizer.from_pretrained(base, local_files_only=True),
-            peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
-        )
-    trainer.current_gradient_accumulation_steps = 1  # what its training loop would have set
-    model = trainer.model.train()
-    optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1.5e-4, weight_decay=0.0)
-    inputs = _padded(trajectories)
+    trainer = prepared_trainer(len(trajectories), base, dtype, checkpointing=checkpointing)
+    model, optimiser = trainer.model_wrapped, trainer.optimizer
+    inputs = padded(trajectories)
 
     def step() -> float:
         started = time.perf_counter()
@@ -56,11 +30,51 @@ def trl_step(trajectories: Sequence[Trajectory], base: Path, dtype: str, *, chec
     return step
 
 
+def prepared_trainer(rollouts: int, base: Path, dtype: str, *, checkpointing: bool) -> Any:
+    """A GRPOTrainer as its `train()` makes it ready for the first step: `model_wrapped` and `optimizer` are prepared.
+
+    The constructor alone turns no checkpointing on, and only a prepared model brings its own bfloat16 autocast.
+    """
+    import pyarrow
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import GRPOConfig, GRPOTrainer
+
+    with tempfile.TemporaryDirectory() as scratch:
+        options = GRPOConfig(
+            output_dir=scratch,
+            use_cpu=True,
+            bf16=dtype == "bfloat16",
+            gradient_checkpointing=checkpointing,
+            per_device_train_batch_size=rollouts,
+            num_generations=rollouts,
+            learning_rate=1.5e-4,
+            weight_decay=0.0,
+            report_to=[],
+        )
+        trainer: Any = GRPOTrainer(
+            model=AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, dtype), local_files_only=True),
+            reward_funcs=_no_reward,
+            args=options,
+            # its own fingerprint of a table fails with pyarrow 26
+            train_dataset=Dataset(pyarrow.table({"prompt": ["unused"]}), fingerprint="unused"),
+            processing_class=AutoTokenizer.from_pretrained(base, local_files_only=True),
+            peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
+        )
+    trainer.current_gradient_accumulation_steps = 1  # what its training loop would have set
+    if checkpointing:
+        trainer.model.activation_checkpointing_enable(options.activation_checkpointing_kwargs)
+    trainer.create_optimizer()
+    trainer.model_wrapped, trainer.optimizer = trainer.accelerator.prepare(trainer.model.train(), trainer.optimizer)
+    return trainer
+
+
 def _no_reward(completions: Sequence[Any], **_: Any) -> list[float]:
     return [0.0] * len(completions)
 
 
-def _padded(trajectories: Sequence[Trajectory]) -> dict[str, Tensor]:
+def padded(trajectories: Sequence[Trajectory]) -> dict[str, Tensor]:
     """The inputs of `compute_loss`: prompts padded on the left, completions on the right; observations within a
     completion are masked by `tool_mask`."""
     starts = [int(t.action_positions[0]) for t in trajectories]

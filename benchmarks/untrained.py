@@ -1,24 +1,31 @@
 """How often the base model succeeds before it has learned anything: any environment, plain transformers, T = 1.
 
-    python benchmarks/untrained.py tools --model MODEL_DIRECTORY --samples 96
+    python -m benchmarks.untrained tools --model MODEL_DIRECTORY --samples 96
 
-Prints the success (reward above 0) and the mean reward per phase, and a few rollouts to read.
+Prints the success (reward above 0) and the mean reward per phase, and a few rollouts to read. With every reward, the
+machine and the versions they are written to benchmarks/results/untrained/ENVIRONMENT-seed-N.json after each phase;
+phases that are there are not played again.
 """
 
 import argparse
+import json
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from benchmarks.machine import machine, versions
 from envs.environment import Environment, Episode
 from envs.tickets import Tickets
 from envs.tools import Tools
 from envs.writing import Writing
+from evergreen.conditions import OtherConditions, check_conditions
 
 ENVIRONMENTS = {"tickets": Tickets, "tools": Tools, "writing": Writing}
 
@@ -32,28 +39,62 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=96, help="rollouts per phase")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--show", type=int, default=4, help="rollouts per phase that are printed")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "untrained")
     arguments = parser.parse_args()
-    torch.manual_seed(arguments.seed)
+    environment: Environment = ENVIRONMENTS[arguments.environment](arguments.seed)
+    conditions = {
+        "environment": arguments.environment,
+        "seed": arguments.seed,
+        "model": arguments.model.resolve().name,
+        "dtype": "bfloat16",
+        "threads": torch.get_num_threads(),
+        "samples": arguments.samples,
+        "batch": arguments.batch,
+        "machine": machine(),
+        "versions": versions(),
+    }
+    path = arguments.out / f"{arguments.environment}-seed-{arguments.seed}.json"
+    phases: dict[str, dict[str, Any]] = {}
+    if path.exists():
+        there = json.loads(path.read_text())
+        phases = there.pop("phases")
+        try:
+            check_conditions(path, there, conditions)
+        except OtherConditions as error:
+            sys.exit(str(error))
     tokenizer = AutoTokenizer.from_pretrained(arguments.model, local_files_only=True)
     model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.bfloat16, local_files_only=True).eval()
-    environment: Environment = ENVIRONMENTS[arguments.environment](arguments.seed)
-    started = time.perf_counter()
+    arguments.out.mkdir(parents=True, exist_ok=True)
     for phase in arguments.phases or range(1, environment.phases + 1):
-        rewards: list[float] = []
-        turns: list[int] = []
+        if str(phase) in phases:
+            continue
+        torch.manual_seed(arguments.seed)  # so that a phase does not depend on which ones were played before it
+        started = time.perf_counter()
+        rollouts: list[tuple[list[str], float]] = []
         for first in range(0, arguments.samples, arguments.batch):
             indices = range(first, min(first + arguments.batch, arguments.samples))
-            for answers, reward in play(model, tokenizer, environment, [environment.reset(i, phase) for i in indices]):
-                if len(rewards) < arguments.show:
-                    print(f"  {reward:.2f} {answers}")
-                rewards.append(reward)
-                turns.append(len(answers))
-        success = statistics.mean(reward > 0 for reward in rewards)
-        print(
-            f"phase {phase}: success {success:.3f}, mean reward {statistics.mean(rewards):.3f}, "
-            f"{statistics.mean(turns):.2f} turns, {len(rewards)} rollouts, {time.perf_counter() - started:.0f} s",
-            flush=True,
-        )
+            rollouts += play(model, tokenizer, environment, [environment.reset(i, phase) for i in indices])
+        for answers, reward in rollouts[: arguments.show]:
+            print(f"  {reward:.2f} {answers}")
+        phases[str(phase)] = phase_result(rollouts, time.perf_counter() - started)
+        path.write_text(json.dumps(conditions | {"phases": phases}, indent=1) + "\n")
+        shown = {name: value for name, value in phases[str(phase)].items() if name not in ("rewards", "turns")}
+        print(f"phase {phase}: {json.dumps(shown)}", flush=True)
+
+
+def phase_result(rollouts: Sequence[tuple[list[str], float]], seconds: float) -> dict[str, Any]:
+    """rollouts: answers and reward of each, in the order of their episodes."""
+    rewards = [reward for _, reward in rollouts]
+    success = statistics.mean(reward > 0 for reward in rewards)
+    return {
+        "rollouts": len(rewards),
+        "success": round(success, 4),
+        "success_standard_error": round((success * (1 - success) / len(rewards)) ** 0.5, 4),
+        "mean_reward": round(statistics.mean(rewards), 4),
+        "seconds": round(seconds, 1),
+        "rewards": rewards,
+        "turns": [len(answers) for answers, _ in rollouts],
+    }
 
 
 def play(

@@ -129,6 +129,7 @@ def online(
     env: Annotated[str, typer.Option(help="tickets, writing or tools.")] = "writing",
     arms: Annotated[str, typer.Option(help="Comma-separated; see docs/experiments/README.md.")] = "sao,running_mean",
     seeds: Annotated[int, typer.Option(min=1)] = 3,
+    phases: Annotated[int | None, typer.Option(min=1, help="Only the first ones. Default: all.")] = None,
     rollouts_per_phase: Annotated[int, typer.Option(min=1)] = 1120,
     watch: Annotated[int, typer.Option(min=1, help="Held-out episodes that every version is asked.")] = 24,
     level: Annotated[
@@ -144,7 +145,9 @@ def online(
     from evergreen.experiment import Schedule, run_online
 
     settings = _settings()
-    schedule = Schedule(env, rollouts_per_phase, watch, dict(map(_setting, changes or [])), settings.model)
+    schedule = Schedule(
+        env, rollouts_per_phase, watch, dict(map(_setting, changes or [])), settings.model, settings.dtype, phases
+    )
     out = out or settings.home.resolve() / "experiments" / f"online-{env}"
     try:
         report = run_online(schedule, [arm.strip() for arm in arms.split(",")], seeds, out, port, level, typer.echo)

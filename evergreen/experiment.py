@@ -10,12 +10,14 @@ import shutil
 import statistics
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from app.policies.learning import LearningSettings
+from evergreen.conditions import check_conditions
 from evergreen.experiment_report import write_report
 from evergreen.own_server import evergreen, own_server
 
@@ -43,7 +45,8 @@ ARMS: Mapping[str, Arm] = {
     "no_dis": Arm({"clip": "none"}),
     "paper": Arm({"preset": "paper"}),
 }
-"""The paper's comparators (arXiv 2607.07508, section 4.5 and its ablations), each one setting away from `sao`."""
+"""The paper's comparators (arXiv 2607.07508, section 4.5 and its ablations), each one setting away from `sao`. `group`
+has a parameter of its own, its size; `paper` is a preset, hence as many settings as that differs in."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,26 @@ class Schedule:
     """Learning settings that differ from the defaults in every arm, where the arm itself does not set them."""
     model: str = ""
     """What EVERGREEN_MODEL names."""
+    dtype: str = "auto"
+    """What EVERGREEN_DTYPE says."""
+    phases: int | None = None
+    """None: all that the environment has."""
+
+    def conditions(self) -> Json:
+        """The defaults too: settings that are not named here take them."""
+        return asdict(self) | {"defaults": LearningSettings().model_dump(mode="json")}
+
+    def effective(self, arm: Arm) -> Json:
+        """All learning settings that the policy of an arm has."""
+        return LearningSettings.model_validate({**self.settings, **arm.settings}).model_dump(mode="json")
+
+    def command(self, arm: Arm, seed: int, played: Path) -> list[str]:
+        """`evergreen simulate`, without the server that it plays against."""
+        command = evergreen("simulate", self.environment, "--seed", str(seed), "--out", str(played))
+        command += ["--rollouts-per-phase", str(self.rollouts_per_phase), "--watch", str(self.watched)]
+        if self.phases is not None:
+            command += ["--phases", str(self.phases)]
+        return [*command, *arm.play]
 
 
 def run_online(
@@ -66,13 +89,17 @@ def run_online(
     """Makes the runs that are missing in `out`, seed by seed, then the report; returns the report's path.
 
     Raises:
-        ValueError: an arm that does not exist, or `out` holds runs of another schedule.
+        ValueError: an arm or a setting that does not exist, or `out` holds runs of another schedule or other settings.
         RuntimeError: a run failed; those before it are kept.
     """
     if unknown := [arm for arm in arms if arm not in ARMS]:
         raise ValueError(f"no such arm: {', '.join(unknown)}; there are {', '.join(ARMS)}")
+    conditions = {name: _conditions(schedule, ARMS[name]) for name in arms}
     out.mkdir(parents=True, exist_ok=True)
     _same_schedule(schedule, out / "schedule.json")
+    for name in arms:  # all of them before hours are spent on one
+        for done in sorted(out.glob(f"{name}-seed-*/{DONE}")):
+            check_conditions(done, json.loads(done.read_text()), conditions[name])
     for seed in range(1, seeds + 1):
         for name in arms:
             directory = out / f"{name}-seed-{seed}"
@@ -85,12 +112,20 @@ def run_online(
 
 
 def _same_schedule(schedule: Schedule, path: Path) -> None:
-    """Runs of different schedules are not compared."""
-    wanted = schedule.__dict__
-    if not path.exists():
-        path.write_text(json.dumps(wanted, indent=2) + "\n")
-    elif (there := json.loads(path.read_text())) != wanted:
-        raise ValueError(f"{path.parent} holds runs of another schedule ({there}); give another --out")
+    """Runs of different schedules are not compared.
+
+    Raises:
+        OtherConditions: those that are there are of another one.
+    """
+    if path.exists():
+        check_conditions(path, json.loads(path.read_text()), schedule.conditions())
+    else:
+        path.write_text(json.dumps(schedule.conditions(), indent=2) + "\n")
+
+
+def _conditions(schedule: Schedule, arm: Arm) -> Json:
+    """What an arm's run was made with, beside the schedule."""
+    return {"settings": schedule.effective(arm), "play": list(arm.play)}
 
 
 def _run(arm: Arm, schedule: Schedule, seed: int, directory: Path, port: int) -> None:
@@ -103,14 +138,15 @@ def _run(arm: Arm, schedule: Schedule, seed: int, directory: Path, port: int) ->
             policy = admin.patch("/admin/policies/default", json={"settings": changed})
             _require(policy)
         settings = _require(admin.get("/admin/policies/default"))["settings"]
-        command = evergreen("simulate", schedule.environment, "--seed", str(seed), "--out", str(played))
-        command += ["--rollouts-per-phase", str(schedule.rollouts_per_phase), "--watch", str(schedule.watched)]
-        status = subprocess.run([*command, *arm.play], env=environment).returncode
+        wanted = _conditions(schedule, arm)
+        if settings != wanted["settings"]:
+            raise RuntimeError(f"{directory.name}: its server learns with {settings}, not with {wanted['settings']}")
+        status = subprocess.run(schedule.command(arm, seed, played), env=environment).returncode
         if status:
             raise RuntimeError(f"{directory.name}: the simulation ended with status {status}; see {played}")
         _write_updates(directory / "updates.csv", _updates(admin))
     shutil.rmtree(home)
-    (directory / DONE).write_text(json.dumps({"settings": settings}, indent=2) + "\n")
+    (directory / DONE).write_text(json.dumps(wanted, indent=2) + "\n")
 
 
 def _require(response: httpx.Response) -> Json:

@@ -53,8 +53,10 @@ def write_report(out: Path, arms: Sequence[str], seeds: int, level: float) -> Pa
         table.writeheader()
         table.writerows(asdict(row) for row in results)
     of_arm = {arm: [runs[arm, seed] for seed in range(1, seeds + 1)] for arm in arms}
-    figures = [_rewards(of_arm, level), _shares(of_arm), *(_learner(of_arm, name) for name in LEARNER_FIGURES)]
-    parts = [figure.to_html(full_html=False, include_plotlyjs=number == 0) for number, figure in enumerate(figures)]
+    parts = [
+        figure.to_html(full_html=False, include_plotlyjs=number == 0)
+        for number, figure in enumerate(report_figures(of_arm, level).values())
+    ]
     path = out / "report.html"
     title = f"{out.resolve().name}: {', '.join(arms)}, {seeds} seeds"
     path.write_text(
@@ -63,6 +65,12 @@ def write_report(out: Path, arms: Sequence[str], seeds: int, level: float) -> Pa
         f"{LAST} rewards of a phase.</p>{_table(results)}{''.join(parts)}"
     )
     return path
+
+
+def report_figures(of_arm: Mapping[str, Sequence[Series]], level: float) -> dict[str, go.Figure]:
+    """What the page shows, in its order. of_arm: arm -> its runs, a seed each."""
+    learner = {name: _learner(of_arm, name) for name in LEARNER_FIGURES}
+    return {"reward": _rewards(of_arm, level), "shares": _shares(of_arm), **learner}
 
 
 def summary_rows(results: Sequence[PhaseResult]) -> list[tuple[str, int, str, str, str]]:

@@ -15,6 +15,10 @@ from evergreen.child import die_with
 
 READY_WITHIN_S = 600
 STOPS_WITHIN_S = 90
+PASSED_ON = ("EVERGREEN_MODEL", "EVERGREEN_DTYPE")
+"""Settings of this process that its servers inherit."""
+ALIASES = ("DATABASE_URL", "BROKER_URL")
+"""Settings without the prefix EVERGREEN_."""
 
 
 class NotReady(RuntimeError):
@@ -26,14 +30,14 @@ def own_server(home: Path, port: int, settings: Mapping[str, str]) -> Iterator[t
     """Runs until the block ends; yields an admin client and the environment that `evergreen simulate` needs.
 
     home: what its log is named after, beside it. port: the app's; the engine takes the next one. settings: further
-    environment variables of the server.
+    environment variables of the server; of this process's settings it gets those of PASSED_ON alone.
 
     Raises:
         NotReady: it ended, or was not ready in time.
     """
     url = f"http://127.0.0.1:{port}"
     environment = {
-        **os.environ,
+        **_inherited(os.environ),
         "EVERGREEN_HOME": str(home),
         "EVERGREEN_PORT": str(port),
         "EVERGREEN_ENGINE_PORT": str(port + 1),
@@ -60,6 +64,15 @@ def own_server(home: Path, port: int, settings: Mapping[str, str]) -> Iterator[t
         except subprocess.TimeoutExpired:
             up.kill()
             up.wait()
+
+
+def _inherited(environment: Mapping[str, str]) -> dict[str, str]:
+    """All but settings that would change what is measured without being written anywhere, a preset for example."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in PASSED_ON or not (name.startswith("EVERGREEN_") or name in ALIASES)
+    }
 
 
 def evergreen(*arguments: str) -> list[str]:

@@ -71,6 +71,6 @@ def test_arms_run_once_and_are_reported(tmp_path: Path) -> None:
     assert (out / "sao-seed-1" / "updates.csv").stat().st_mtime_ns == first
     other = experiment(out, model, port, "--rollouts-per-phase", "96")
     assert other.returncode == 1
-    assert "runs of another schedule" in other.stderr
+    assert "rollouts_per_phase was 64 and is now 96" in other.stderr
     changed = experiment(out, model, port, "--set", "value_lr=0.003")
-    assert "runs of another schedule" in changed.stderr
+    assert "settings.value_lr was 0.002 and is now 0.003" in changed.stderr

@@ -1,12 +1,14 @@
 """The stability benchmark does what it says: stale rollouts, a task that moves, the last window against the best."""
 
 import csv
+import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from app.policies.learning import LearningSettings
-from benchmarks.stability import ARMS, COLUMNS, MAX_STALENESS, Run, stability
+from benchmarks.stability import ARMS, COLUMNS, MAX_STALENESS, Run, main, stability
 
 
 def test_the_last_window_against_the_best() -> None:
@@ -35,3 +37,25 @@ def test_rollouts_are_up_to_four_updates_old_and_the_task_moves(arm: str, tmp_pa
     assert len(run.versions) == MAX_STALENESS + 1
     # each version is another one
     assert all((one[0] != other[0]).any() for one, other in zip(run.versions, list(run.versions)[1:], strict=False))
+
+
+def test_a_result_of_other_settings_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*options: str) -> None:
+        common = ["stability", "--arms", "sao", "--seeds", "1", "--out", str(tmp_path)]
+        monkeypatch.setattr(sys, "argv", [*common, *options])
+        main()
+
+    run("--updates", "2")
+    path = tmp_path / "sao-seed-1.json"
+    first = path.read_text()
+    run("--updates", "2")  # done already
+    with pytest.raises(SystemExit, match="updates was 2 and is now 3"):
+        run("--updates", "3")
+    with pytest.raises(SystemExit, match=r"settings\.policy_lr was .*settings\.value_lr was "):
+        run("--updates", "2", "--lr-scale", "1")
+    assert path.read_text() == first
+    there = json.loads(first)
+    del there["settings"]["truncation"]  # as of a release that did not have it
+    path.write_text(json.dumps(there))
+    with pytest.raises(SystemExit, match=r"settings\.truncation was not recorded"):
+        run("--updates", "2")

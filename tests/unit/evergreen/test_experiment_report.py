@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from evergreen.experiment import ARMS
 from evergreen.experiment_report import PhaseResult, phase_results, summary_rows, write_report
 from evergreen.experiment_runs import read_run
 
@@ -86,12 +85,6 @@ def test_the_report_is_one_page_without_a_network(tmp_path: Path) -> None:
         ("sao", "1", "2", ""),
     ]
     assert len(rows) == 8
-
-
-def test_sao_is_the_defaults_and_every_arm_but_the_papers_names_one_thing() -> None:
-    assert not ARMS["sao"].settings
-    named = {name: set(arm.settings) - {"group_size"} for name, arm in ARMS.items() if name != "sao"}
-    assert named == {"running_mean": {"advantage"}, "group": {"advantage"}, "no_dis": {"clip"}, "paper": {"preset"}}
 
 
 @pytest.mark.parametrize("missing", ["held_out.csv", "rollouts.csv"])
