@@ -212,39 +212,6 @@ def test_stop_claims_nothing_more(scene: Scene, new_worker: NewWorker) -> None:
     assert scene.updates() == []
 
 
-@pytest.mark.parametrize(
-    ("optimiser", "centring", "updates", "rise"),
-    [("adamw", 0.0, 4, 0.1), ("preconditioned", 0.0, 8, 0.1), ("preconditioned", 0.95, 12, 0.1)],
-)
-def test_learning_raises_the_reward(
-    settings: Settings, database: Database, tiny_model: Path, optimiser: str, centring: float, updates: int, rise: float
-) -> None:
-    """Even tokens earn 1, whatever the prompt: their share rises, on prompts that were not trained too.
-
-    What is right for every prompt is what centring, the preconditioner and the anchor of a critic that knows nothing
-    yet slow down (docs/decisions/0009, 0010, 0014), and must not prevent.
-    """
-    batch = {"rollouts_per_update": 32, "min_rollouts": 32}
-    speed = {"lr_warmup_updates": 0, "policy_steps": 3, "critic_steps": 2, "lr_follows_shortfall": False}
-    learning = LEARNING.model_copy(update=batch | speed | {"policy_optimiser": optimiser, "centring": centring})
-    scene = Scene(settings, database, tiny_model, learning)
-    for _ in range(updates * 32):
-        scene.rollout(action_tokens=1)
-    worker = LearnWorker(settings, database)
-    for _ in range(updates):
-        worker.tick()
-    shares = []
-    for version in (scene.versions()[0], scene.versions()[-1]):
-        plain = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-        served = PeftModel.from_pretrained(plain, version.path)
-        prompts = torch.tensor([[*SHARED_PROMPT, i, i + 1, i + 2, i + 3] for i in range(40, 60)])
-        with torch.no_grad():
-            probabilities = served(prompts).logits[:, -1].softmax(-1)
-        shares.append(probabilities[:, ::2].sum(-1).mean().item())
-    assert scene.policy().head == updates - 1
-    assert shares[1] > shares[0] + rise
-
-
 def test_an_update_that_a_stop_cannot_wait_for_blames_no_rollout(
     scene: Scene, new_worker: NewWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
