@@ -23,12 +23,13 @@ import learner.worker
 from app.db.models import Policy, Rollout
 from app.db.repositories.policies import get_policy
 from app.db.session import Database
+from app.policies.learning import Training
 from app.settings import Settings
 from learner.artifacts import sha256_of
 from learner.lease import LeaseKeeper
 from learner.update import train
 from learner.worker import LearnWorker
-from tests.integration.learner.scene import LEARNING, SHARED_PROMPT, Scene
+from tests.integration.learner.scene import LEARNING, LEARNING_OF, SHARED_PROMPT, Scene
 
 NewWorker = Callable[[], LearnWorker]
 
@@ -185,11 +186,13 @@ def test_changed_settings_take_effect_at_the_next_update(scene: Scene, new_worke
     assert len(second.health["policy_grad_norms"]) == 1
 
 
+@pytest.mark.parametrize("others", ["lora", "full"])
 def test_two_policies_do_not_mix(
-    scene: Scene, settings: Settings, database: Database, tiny_model: Path, new_worker: NewWorker
+    scene: Scene, settings: Settings, database: Database, tiny_model: Path, new_worker: NewWorker, others: Training
 ) -> None:
     """One worker, one model in memory, two policies in turn: each goes on from its own head."""
-    other = Scene(settings, database, tiny_model, LEARNING.model_copy(update={"policy_lr": 1e-2}), name="q")
+    faster = LEARNING_OF[others].model_copy(update={"policy_lr": 1e-2})
+    other = Scene(settings, database, tiny_model, faster, name="q", training=others)
     scene.rollouts(8)
     other.rollouts(8)
     worker = new_worker()
@@ -200,7 +203,8 @@ def test_two_policies_do_not_mix(
         assert (policy.head, policy.updates_done) == (1, 2)
         checkpoint = settings.artifacts_dir / policy.name / "checkpoints" / str(policy.checkpoint_update_id)
         version = settings.artifacts_dir / policy.name / "versions" / f"{policy.name}-v1-{policy.checkpoint_update_id}"
-        learnt, served = load_file(checkpoint / "policy.safetensors"), load_file(version / WEIGHTS)
+        file = WEIGHTS if policy.training == "lora" else "model.safetensors"
+        learnt, served = load_file(checkpoint / "policy.safetensors"), load_file(version / file)
         assert all(torch.equal(learnt[name], served[name]) for name in learnt)
 
 
