@@ -157,14 +157,14 @@ def measure(contestant: str, shape: str, base: Path, dtype: Any) -> Json:
     else:
         step = trl_step(trajectories, base, dtype, checkpointing=contestant == "trl_checkpointing")
     gc.collect()
-    before = _memory("VmRSS")
+    before = memory_mib("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM (proc_pid_clear_refs(5))
     step()
-    peak = _memory("VmHWM") - before
+    peak = memory_mib("VmHWM") - before
     return {"seconds": [step() for _ in range(STEPS)], "peak_mib": peak}
 
 
-def _memory(name: str) -> float:
+def memory_mib(name: str) -> float:
     """MiB of this process."""
     found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert found is not None

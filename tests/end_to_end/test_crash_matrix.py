@@ -1,8 +1,8 @@
 """Kill -9 of whole process groups at named points, while a simulation runs against `evergreen up`.
 
 After every kill the server must be back within a minute: it answers, takes rewards, commits an update and serves it.
-In the end the client's own journal is compared with the database. Once for a policy that trains adapters and, at the
-points of a swap of weights, once for one that trains them all.
+In the end the client's own journal is compared with the database. Once for a policy that trains adapters and once for
+one that trains all weights, each at all points that it has.
 """
 
 import json
@@ -56,9 +56,10 @@ POINTS = {
 committed) and `reply` after (committed, not sent)."""
 
 SWAP = {point for point in POINTS if point.startswith("swap") or point == "engine_reload"}
+ADAPTERS = {"deploy_load", "engine_load"}
 POINTS_OF = {
     "lora": [point for point in POINTS if point not in SWAP],
-    "full": ["file_rename", "update_commit", "update_in_memory", *(p for p in POINTS if p in SWAP), "deploy_live"],
+    "full": [point for point in POINTS if point not in ADAPTERS],
 }
 
 

@@ -1,5 +1,6 @@
 """The canary against the embedded engine: it passes what was swapped, and catches a swap that did not happen."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,11 @@ from app.db.session import Database
 from app.engine.control_client import ControlClient
 from app.policies.canary import NOISE_SAMPLES
 from app.policies.deploy import Deployer
+from app.policies.learning import Training
 from app.rollouts.states import DeploymentState
 from tests.contract.engines import start
-from tests.contract.reference import Reference
-from tests.contract.tiny_model import build_adapter, build_base_model
+from tests.contract.reference import Reference, WholeModels
+from tests.contract.tiny_model import build_adapter, build_base_model, perturbed_model
 from tests.integration.control.conftest import World
 
 PROBES = [[5, 6, 7, 8, 9 + step] for step in range(4)]
@@ -30,24 +32,42 @@ def scaled(base: Path, directory: Path, *, seed: int, scale: float) -> Path:
     return directory
 
 
-def learner_probe(reference: Reference, name: str) -> list[list[list[float]]]:
+def steps_away(
+    training: Training, base: Path, root: Path, steps: dict[int, float]
+) -> tuple[dict[int, Path], Reference | WholeModels]:
+    """Versions one behind the other in the same direction, and what a learner knows of them."""
+    if training == "lora":
+        paths = {number: scaled(base, root / f"v{number}", seed=1, scale=scale) for number, scale in steps.items()}
+    else:
+        paths = {number: perturbed_model(base, root / f"v{number}", seed=1, scale=s) for number, s in steps.items()}
+    named = {f"default-v{number}": path for number, path in paths.items()}
+    return paths, Reference(base, named) if training == "lora" else WholeModels(named)
+
+
+def learner_probe(reference: Reference | WholeModels, name: str) -> list[list[list[float]]]:
     rows = [torch.log_softmax(reference.logits(name, prompt)[-1], -1).topk(20) for prompt in PROBES]
     return [[[int(t), float(v)] for t, v in zip(top.indices, top.values, strict=True)] for top in rows]
 
 
+def change(world: World, number: int, **values: object) -> None:
+    with world.database.write() as session:
+        session.execute(update(PolicyVersion).where(PolicyVersion.number == number).values(**values))
+
+
 @pytest.fixture
-def world(tmp_path: Path) -> World:
+def world(tmp_path: Path, training: Training) -> Iterator[World]:
     database = Database(f"sqlite:///{tmp_path / 'evergreen.db'}")
     database.upgrade()
-    yield World(database, tmp_path / "versions")
+    yield World(database, tmp_path / "versions", training=training)
     database.close()
 
 
-def test_a_swap_that_silently_did_not_happen_is_caught_and_made_good(world: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("training", "step"), [("lora", 0.05), ("full", 0.002)])
+def test_a_swap_that_silently_did_not_happen_is_caught_and_made_good(
+    world: World, tmp_path: Path, training: Training, step: float
+) -> None:
     base = build_base_model(tmp_path / "base")
-    steps = {0: 0.0, 1: 0.05, 2: 0.1}
-    paths = {n: scaled(base, tmp_path / f"adapter-{n}", seed=1, scale=scale) for n, scale in steps.items()}
-    reference = Reference(base, {f"default-v{n}": path for n, path in paths.items()})
+    paths, reference = steps_away(training, base, tmp_path, {0: 0.0, 1: step, 2: 2 * step})
     for number in (1, 2):
         world.add_version(number)
     with world.database.write() as session:
@@ -72,18 +92,24 @@ def test_a_swap_that_silently_did_not_happen_is_caught_and_made_good(world: Worl
             assert len(noise) == 1
             assert 0 < noise[0] < 1e-4, "float32: engine and reference agree"
             session.execute(update(Replica).values(noise=noise * NOISE_SAMPLES))
-            session.execute(update(PolicyVersion).where(PolicyVersion.number == 2).values(status="candidate"))
 
-        client.load_adapter(engine.url, "default-v2", str(paths[1]))  # it says 200, and serves the parent
+        change(world, 2, status="candidate")
+        # the engine says 200, and serves the parent
+        if training == "lora":
+            client.load_adapter(engine.url, "default-v2", str(paths[1]))
+        else:
+            change(world, 2, path=str(paths[1]))
         deployer.tick(wait_s=60)
         two = world.deployment(2)
         assert (two.state, two.verdict) == (DeploymentState.FAILED, "failed")
         assert two.score == pytest.approx(0.0, abs=0.05)
         assert world.live == 1
-        assert "default-v2" not in [model.id for model in client.models(engine.url)]
+        if training == "lora":
+            assert "default-v2" not in [model.id for model in client.models(engine.url)]
+        else:
+            assert client.sampled_by(engine.url, [0]) == "default-v1"
 
-        with world.database.write() as session:
-            session.execute(update(PolicyVersion).values(next_deploy_at=None))
+        change(world, 2, path=str(paths[2]), next_deploy_at=None)
         deployer.tick(wait_s=60)
         two = world.deployment(2)
         assert (world.live, two.verdict) == (2, "verified")

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from app.db.session import Database
+from app.policies.learning import Training
 from app.settings import Settings
 from learner.worker import LearnWorker
-from tests.integration.learner.scene import Scene
+from tests.integration.learner.scene import LEARNING_OF, Scene
 from tests.unit.learner.conftest import _one_thread, tiny_model
 
 __all__ = ["_one_thread", "tiny_model"]
@@ -28,8 +29,14 @@ def database(settings: Settings) -> Iterator[Database]:
 
 
 @pytest.fixture
-def scene(settings: Settings, database: Database, tiny_model: Path) -> Scene:
-    return Scene(settings, database, tiny_model)
+def training() -> Training:
+    """Of the scene's policy; what holds for both is parametrized by it."""
+    return "lora"
+
+
+@pytest.fixture
+def scene(settings: Settings, database: Database, tiny_model: Path, training: Training) -> Scene:
+    return Scene(settings, database, tiny_model, LEARNING_OF[training], training=training)
 
 
 @pytest.fixture

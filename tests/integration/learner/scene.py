@@ -18,7 +18,7 @@ from app.feedback.rules import NewFeedback, apply_feedback
 from app.policies.learning import LearningSettings, Training
 from app.rollouts.lifecycle import Completed, NewInteraction, begin_interaction, complete_interaction
 from app.settings import Settings
-from tests.unit.learner.conftest import VOCABULARY
+from tests.unit.learner.conftest import VOCABULARY, full_settings
 
 LEARNING = LearningSettings(
     rollouts_per_update=4,
@@ -29,6 +29,10 @@ LEARNING = LearningSettings(
     value_rank=4,
     policy_lr=5e-3,
 )
+FULL = full_settings(
+    rollouts_per_update=4, min_rollouts=4, critic_warmup_updates=1, max_staleness=None, policy_lr=1e-4, value_lr=1e-4
+)
+LEARNING_OF: dict[Training, LearningSettings] = {"lora": LEARNING, "full": FULL}
 SHARED_PROMPT = list(range(10, 30))
 
 

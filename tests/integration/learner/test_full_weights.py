@@ -11,26 +11,13 @@ from sqlalchemy import update as sql_update
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from app.db.models import Policy
-from app.db.session import Database
-from app.policies.learning import LearningSettings
+from app.policies.learning import Training
 from app.settings import Settings
 from learner.artifacts import sha256_of
 from learner.worker import LearnWorker
 from tests.integration.learner.scene import Scene
 
 NewWorker = Callable[[], LearnWorker]
-
-FULL = LearningSettings.model_validate(
-    {
-        "rollouts_per_update": 4,
-        "min_rollouts": 4,
-        "critic_warmup_updates": 1,
-        "max_staleness": None,
-        "policy_lr": 1e-4,
-        "value_lr": 1e-4,
-    },
-    context={"training": "full"},
-)
 
 
 @pytest.fixture(params=["float32", "bfloat16"])
@@ -39,8 +26,8 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def scene(settings: Settings, database: Database, tiny_model: Path) -> Scene:
-    return Scene(settings, database, tiny_model, FULL, training="full")
+def training() -> Training:
+    return "full"
 
 
 def test_rollouts_become_model_directories(scene: Scene, new_worker: NewWorker, settings: Settings) -> None:

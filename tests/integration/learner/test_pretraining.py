@@ -16,8 +16,7 @@ from app.rollouts.learning import Idle, claim_update
 from app.settings import Settings, get_settings
 from evergreen.cli import app as cli
 from learner.worker import LearnWorker
-from tests.integration.learner.scene import LEARNING, Scene
-from tests.integration.learner.test_full_weights import FULL
+from tests.integration.learner.scene import LEARNING_OF, Scene
 
 NewWorker = Callable[[], LearnWorker]
 
@@ -25,7 +24,7 @@ NewWorker = Callable[[], LearnWorker]
 @pytest.fixture(params=["lora", "full"])
 def scene(request: pytest.FixtureRequest, settings: Settings, database: Database, tiny_model: Any) -> Scene:
     training: Training = request.param
-    learning = {"lora": LEARNING, "full": FULL}[training].model_copy(update={"value_lr": 3e-3})
+    learning = LEARNING_OF[training].model_copy(update={"value_lr": 3e-3})
     return Scene(settings, database, tiny_model, learning, training=training)
 
 

@@ -19,8 +19,7 @@ from learner.artifacts import sha256_of
 from learner.worker import LearnWorker
 from tests.end_to_end.test_crash_matrix import POINTS
 from tests.integration.control.processes import ROOT
-from tests.integration.learner.scene import LEARNING, Scene
-from tests.integration.learner.test_full_weights import FULL
+from tests.integration.learner.scene import FULL, LEARNING, Scene
 
 KILLED_AT = ("policy_step-before", "policy_step-after", "update_commit-before")
 """After the critic's steps, after a policy step, and when the files are there but not the commit."""

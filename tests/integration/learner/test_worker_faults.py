@@ -25,8 +25,10 @@ from learner.worker import LearnWorker
 from tests.integration.learner.scene import LEARNING, Scene
 
 NewWorker = Callable[[], LearnWorker]
+in_both_ways_to_train = pytest.mark.parametrize("training", ["lora", "full"])
 
 
+@in_both_ways_to_train
 def test_a_second_learner_is_fenced_off(scene: Scene, new_worker: NewWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the first trains, the second gets nothing; once the first's lease has run out, the second takes over, and
     what the first then finishes is thrown away."""
@@ -66,6 +68,7 @@ def test_a_second_learner_is_fenced_off(scene: Scene, new_worker: NewWorker, mon
     assert scene.policy().updates_done == 3
 
 
+@in_both_ways_to_train
 def test_a_poisoned_rollout_is_found_and_skipped(scene: Scene, new_worker: NewWorker) -> None:
     good = scene.rollouts(2)
     poison = scene.rollout(poison=True)
@@ -84,6 +87,7 @@ def test_a_poisoned_rollout_is_found_and_skipped(scene: Scene, new_worker: NewWo
     assert len(scene.events("update_failed")) == 5
 
 
+@in_both_ways_to_train
 def test_a_full_disk_blames_no_rollout(scene: Scene, new_worker: NewWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learner.worker, "REST_S", 0.0)
     scene.rollouts(4)
@@ -149,6 +153,7 @@ def test_settings_beyond_the_learner_blame_no_rollout(scene: Scene, new_worker: 
     assert scene.states() == {("trained", None): 4, ("ready", None): 4}
 
 
+@in_both_ways_to_train
 @pytest.mark.parametrize("damage", ["missing", "another update's critic", "another head"])
 def test_a_checkpoint_that_does_not_belong_together_is_refused(
     scene: Scene, new_worker: NewWorker, damage: str
@@ -210,6 +215,7 @@ def test_a_policy_whose_turn_fails_does_not_starve_the_others(
     assert scene.states() == {("trained", None): 4}
 
 
+@in_both_ways_to_train
 def test_files_of_crashed_updates_are_swept(scene: Scene, new_worker: NewWorker) -> None:
     """Old files that nothing refers to go after the next commit; young ones may belong to an update under way."""
     worker = new_worker()

@@ -161,6 +161,18 @@ def test_no_request_fails_while_weights_are_swapped(served: Served) -> None:
         served.assert_reference(row)
 
 
+def test_stream_and_whole_reply_agree(served: Served) -> None:
+    client = served.world.openai()
+    options = {"model": "default", "prompt": PROMPT, "max_tokens": 10, "seed": 3}
+    whole = client.completions.create(**options)
+    chunks = list(client.completions.create(**options, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == whole.choices[0].text
+    rows = [served.world.interaction(identifier) for identifier in (whole.id, chunks[0].id)]
+    assert rows[0].completion_ids.tolist() == rows[1].completion_ids.tolist()
+    for row in rows:
+        served.assert_reference(row)
+
+
 def test_the_loaded_version_can_be_pinned_and_no_other(served: Served) -> None:
     number = served.deploy_next()
     client = served.world.openai()
