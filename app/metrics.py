@@ -123,6 +123,12 @@ _COUNTS = (
     ("evergreen_reward_mean", "Mean return of the newest rollouts that became ready", "reward", "window"),
 )
 """(metric, help, key in policy_stats, label)."""
+_SECONDS = (
+    ("evergreen_swap_seconds", "From a batch's last reward to the first answer it changed", "swap_s"),
+    ("evergreen_weights_paused_seconds", "An engine stood still for a swap of whole weights", "paused_s"),
+    ("evergreen_weights_closed_seconds", "New requests waited for a swap of whole weights", "closed_s"),
+)
+"""(metric, help, key in policy_stats): quantiles."""
 
 
 class _Figures(Collector):
@@ -146,17 +152,14 @@ class _Figures(Collector):
         yield from self._swaps()
 
     def _swaps(self) -> Iterator[Metric]:
-        seconds = GaugeMetricFamily(
-            "evergreen_swap_seconds",
-            "From a batch's last reward to the first answer it changed",
-            labels=["policy", "quantile"],
-        )
+        for name, text, of in _SECONDS:
+            seconds = GaugeMetricFamily(name, text, labels=["policy", "quantile"])
+            for policy in self._figures:
+                for quantile, key in (("0.5", "median"), ("0.99", "p99")):
+                    if policy[of][key] is not None:
+                        seconds.add_metric([policy["policy"], quantile], policy[of][key])
+            yield seconds
         versions = GaugeMetricFamily("evergreen_swaps", "Versions that evergreen_swap_seconds is of", labels=["policy"])
         for policy in self._figures:
-            figures = policy["swap_s"]
-            for quantile, key in (("0.5", "median"), ("0.99", "p99")):
-                if figures[key] is not None:
-                    seconds.add_metric([policy["policy"], quantile], figures[key])
-            versions.add_metric([policy["policy"]], figures["versions"])
-        yield seconds
+            versions.add_metric([policy["policy"]], policy["swap_s"]["versions"])
         yield versions

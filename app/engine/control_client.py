@@ -1,5 +1,7 @@
 """The engine protocol's control side, for deployment: health, models, adapters, weights, a canary's probe. Sync."""
 
+import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,15 +24,38 @@ class ServedModel:
     """Context in tokens; the base model's entry alone states it."""
 
 
-class ControlClient:
-    """Raises the errors of app/engine/errors.py."""
+def _noticing_a_vanished_peer() -> list[tuple[int, int, int]]:
+    """Socket options: a machine that is gone without a word ends the wait for its answer within a minute, where the
+    platform lets it be set, however long the wait may last."""
+    options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    if sys.platform == "linux":
+        options += [
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+        ]
+    return options
 
-    def __init__(self, timeout_s: float = 60.0):
+
+class ControlClient:
+    """Raises the errors of app/engine/errors.py.
+
+    Args:
+        timeout_s: for an answer, a reload's apart.
+        reload_timeout_s: for that one.
+    """
+
+    def __init__(self, timeout_s: float = 60.0, reload_timeout_s: float = 1800.0):
         self._http = httpx.Client(
             timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
-            limits=httpx.Limits(keepalive_expiry=REUSE_WITHIN_S),
+            transport=httpx.HTTPTransport(
+                limits=httpx.Limits(keepalive_expiry=REUSE_WITHIN_S),
+                trust_env=False,
+                socket_options=_noticing_a_vanished_peer(),
+            ),
             trust_env=False,
         )
+        self._reload_timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S, read=reload_timeout_s)
 
     def close(self) -> None:
         self._http.close()
@@ -88,9 +113,11 @@ class ControlClient:
         """Load the model directory `path` in place of what is served. The engine must be paused.
 
         Raises:
-            WeightsRejected: with the engine's reason. vLLM may have changed some of its weights by then.
+            WeightsRejected: with the engine's reason. vLLM may have changed some of its weights by then. EngineSlow: it
+                may still be at work on it; what is asked of it next is answered afterwards, /is_paused perhaps at once.
         """
-        self._swap(url, "POST", "/collective_rpc", json={"method": "reload_weights", "kwargs": {"weights_path": path}})
+        what = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+        self._swap(url, "POST", "/collective_rpc", json=what, timeout=self._reload_timeout)
 
     def label_weights(self, url: str, label: str) -> None:
         """What completions will say of the weights that sampled them."""

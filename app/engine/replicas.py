@@ -13,15 +13,15 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from app.db.models import Policy
-from app.db.repositories.deployments import SWAP_STUCK_S
-from app.db.repositories.replicas import RouteRow, is_swapped, is_unserved, replicas_for, routes, swap_age_s
+from app.db.repositories.replicas import RouteRow, is_unserved, replicas_for, routes
+from app.db.repositories.swaps import SWAP_OVERDUE_S, is_swapped, swap_age_s
 from app.db.repositories.versions import get_version
 from app.db.session import Database
 from app.errors import ApiError, NotFound, RateLimited, Unavailable
 
 RETRY_AFTER_S = "2"
-SWAP_WAIT_S = SWAP_STUCK_S
-"""A request waits so long for a swap of weights: longer than a swap that fails at its slowest step, and is undone."""
+SWAP_WAIT_S = SWAP_OVERDUE_S
+"""A request waits so long for a swap of weights, and not at all for one that is older."""
 SWAP_POLL_S = 0.05
 """How often one process asks whether a swap has ended, for all requests that wait for it."""
 
@@ -37,7 +37,7 @@ class WeightsSwapping(RateLimited):
             headers={"Retry-After": RETRY_AFTER_S},
         )
         self.stuck = began_s_ago > SWAP_WAIT_S
-        """Nobody seems to be at work on it any more: waiting makes no sense."""
+        """It is overdue: nobody knows when it will end, so waiting makes no sense."""
 
 
 class Route:

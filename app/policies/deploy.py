@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 import structlog
 
 from app.db.models import Replica
-from app.db.repositories import deployments, replicas
+from app.db.repositories import deployments, replicas, swaps
 from app.db.repositories.events import add_event
 from app.db.repositories.policies import list_policies
 from app.db.repositories.replicas import is_unserved
@@ -21,9 +21,13 @@ from app.db.session import Database
 from app.engine.control_client import ControlClient
 from app.policies.readings import Readings
 from app.policies.reconcile import ReplicaPass
+from app.policies.standstill import Standstill
 
 PROBE_TIMEOUT_S = 5.0
 WORK_TIMEOUT_S = 60.0
+RELOAD_TIMEOUT_S = 1800.0
+"""For a reload of whole weights. It cannot be called off, and only its answer tells what the engine has: to give up
+while it runs keeps the engine paused for longer. 140 GB (70 billion parameters) take 24 min from a disk of 100 MB/s."""
 MAX_REPLICAS_AT_ONCE = 16
 
 log = structlog.get_logger()
@@ -41,12 +45,14 @@ class Deployer:
         self._urls = urls
         self._owner = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
         self._probe = ControlClient(PROBE_TIMEOUT_S)
-        self._work = ControlClient(WORK_TIMEOUT_S)
+        self._work = ControlClient(WORK_TIMEOUT_S, RELOAD_TIMEOUT_S)
         self._pool = ThreadPoolExecutor(MAX_REPLICAS_AT_ONCE, thread_name_prefix="replica")
         self._running: dict[UUID, Future[None]] = {}
         self._readings: dict[UUID, Readings] = {}
+        self._standstills: dict[UUID, Standstill] = {}
         self._crowded: set[UUID] = set()
         self._unserved: set[UUID] = set()
+        self._overdue: set[UUID] = set()
 
     def tick(self, wait_s: float = 2.0) -> None:
         """Begin a pass over every replica that has none, wait for them up to `wait_s`, and promote what is ready.
@@ -56,11 +62,13 @@ class Deployer:
         for replica in self._replicas():
             if replica.id not in self._running:
                 readings = self._readings.setdefault(replica.id, Readings(replica.url))
-                one = ReplicaPass(self._database, self._probe, self._work, replica, self._owner, readings)
+                stood = self._standstills.setdefault(replica.id, Standstill())
+                one = ReplicaPass(self._database, self._probe, self._work, replica, self._owner, readings, stood)
                 self._running[replica.id] = self._pool.submit(one.run)
         ended, _ = wait(self._running.values(), timeout=wait_s)
         self._running = {key: future for key, future in self._running.items() if future not in ended}
         self._promote()
+        self._tell_overdue()
         self._tell_unserved()
         self._tell_crowded()
         for future in ended:
@@ -88,6 +96,23 @@ class Deployer:
         for policy_id in ready:
             with self._database.write() as session:
                 deployments.go_live(session, policy_id)
+
+    def _tell_overdue(self) -> None:
+        """Say it once per swap, also of one whose pass is still waiting for the engine."""
+        with self._database.read() as session:
+            overdue = {replica.id: replica for replica in swaps.overdue_swaps(session)}
+        for replica_id, replica in overdue.items():
+            if replica_id in self._overdue:
+                continue
+            message = (
+                f"{replica.url} has been closed for a swap of weights since {replica.swap_began_at:%H:%M:%S} UTC: new "
+                "requests are answered 429 where no other engine serves, and what runs there may stand still. A reload "
+                "is waited for while it runs; an engine that hangs must be restarted. /admin/replicas says more."
+            )
+            log.error("swap_overdue", replica=replica.url)
+            with self._database.write() as session:
+                add_event(session, "swap_overdue", message)
+        self._overdue = set(overdue)
 
     def _tell_unserved(self) -> None:
         """Say it once: a policy on whose base model no engine runs waits until somebody starts one."""

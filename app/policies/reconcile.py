@@ -6,7 +6,7 @@ from time import monotonic
 import structlog
 
 from app.db.models import PolicyVersion, Replica
-from app.db.repositories import deployments, replicas
+from app.db.repositories import deployments, replicas, swaps
 from app.db.repositories.events import add_event
 from app.db.session import Database
 from app.db.types import clock
@@ -18,13 +18,15 @@ from app.engine.errors import (
     EngineOverloaded,
     EngineSlow,
     EngineUnreachable,
-    WeightsRejected,
 )
 from app.policies.canary import Comparison, Verdict, compare, judge, rejects, with_sample
+from app.policies.own_weights import OwnWeights
 from app.policies.ownership import Ownership
 from app.policies.plan import Plan, Step, make_plan
 from app.policies.readings import Readings
-from app.policies.swap import TurnLost, swap_weights
+from app.policies.standstill import Standstill
+from app.policies.swap import TurnLost, check_label
+from app.rollouts.states import VersionStatus
 
 SWAP_RETRY_S = 30.0
 """A swap that was undone because the engine was busy closes the replica again not before so long."""
@@ -54,6 +56,7 @@ class ReplicaPass:
     work: one with a longer timeout, for loads and the canary.
     owner: this process; the replica's row is owned while the pass runs.
     readings: what the canary has read there, kept between passes.
+    standstill: for how long it has been paused, kept between passes.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class ReplicaPass:
         replica: Replica,
         owner: str,
         readings: Readings,
+        standstill: Standstill,
     ):
         self._database = database
         self._probe = probe
@@ -74,11 +78,9 @@ class ReplicaPass:
         self._base_model: str | None = None
         self._loaded: set[str] = set()
         """Adapters."""
-        self._weights: str | None = None
-        """The label of the engine's own weights, where a policy trains them."""
-        self._trains_weights = False
-        self._paused_ms: float | None = None
         self._readings = readings
+        self._standstill = standstill
+        self._own_weights = OwnWeights(database, probe, work, replica, self._ownership, readings, standstill)
 
     def run(self) -> None:
         if not self._ownership.take():
@@ -95,7 +97,9 @@ class ReplicaPass:
         try:
             served = self._probe.models(self._url)
             self._base_model = next((model.root for model in served if model.parent is None), None)
-            self._weights = self._label()
+            trains_weights = self._trains_weights()
+            if trains_weights:
+                self._own_weights.look()
         except EngineError as error:
             grace_s = 0.0 if isinstance(error, EngineUnreachable) else SILENCE_S
             with self._database.write() as session:
@@ -103,23 +107,14 @@ class ReplicaPass:
             return False
         self._loaded = {model.id for model in served if model.parent is not None}
         with self._database.write() as session:
-            replicas.note_reachable(session, self._replica.id, self._base_model, self._loaded, self._weights)
-        self._readings.keep(self._loaded, whole_models=self._trains_weights)
+            replicas.note_reachable(session, self._replica.id, self._base_model, self._loaded, self._own_weights.label)
+        self._readings.keep(self._loaded, whole_models=trains_weights)
         return True
 
-    def _label(self) -> str | None:
-        """Whose the engine's own weights are. None: no policy trains them; or it is paused, by a process that died
-        over it, and nobody knows: then they are loaded anew, which resumes it."""
+    def _trains_weights(self) -> bool:
+        """Whether a policy trains the engine's own."""
         with self._database.read() as session:
-            wanted = deployments.wanted(session, self._base_model)
-        self._trains_weights = any(policy.own_weights for policy in wanted)
-        if not self._trains_weights:
-            return None
-        try:
-            return None if self._probe.is_paused(self._url) else self._probe.weight_label(self._url)
-        except WeightsRejected as error:  # it cannot: the next step meets that too, and says so
-            log.warning("weights_unknown", replica=self._url, error=error.message)
-            return None
+            return any(policy.own_weights for policy in deployments.wanted(session, self._base_model))
 
     def _converge(self) -> None:
         until = monotonic() + PASS_S
@@ -162,29 +157,30 @@ class ReplicaPass:
         """
         served = None
         try:
-            self._read_before(step)
+            if step.own_weights:
+                self._own_weights.read_before(step)
             with self._database.write() as session:
                 if step.own_weights:
-                    if deployments.another_is_closed(session, self._replica.id, step.version.policy_id):
+                    if swaps.another_is_closed(session, self._replica.id, step.version.policy_id):
                         return False
-                    served = deployments.close_for_swap(session, self._replica.id)
+                    served = swaps.close_for_swap(session, self._replica.id)
                 deployments.start_deployment(session, self._replica.id, step.version.id)
             outcome = self._try(step)
         except EngineUnreachable as error:  # the next look at it says so
             log.warning("engine_lost", replica=self._url, adapter=step.version.adapter_name, error=error.message)
             return False
         if outcome is not Outcome.SERVED and outcome is not Outcome.LOST and served is not None:
-            self._put_back(served)
+            self._own_weights.put_back(served, step.version)
         return outcome in (Outcome.SERVED, Outcome.FAILED)
 
     def _try(self, step: Step) -> Outcome:
         version = step.version
         try:
             if step.own_weights:
-                self._swap(version)
+                self._own_weights.swap(version)
             elif version.adapter_name not in self._loaded:
                 self._load(version)
-            comparison = self._compare(step)
+            comparison = self._check(step)
         except EngineUnreachable:
             raise
         except (EngineOverloaded, EngineSlow) as error:
@@ -195,49 +191,7 @@ class ReplicaPass:
                 return Outcome.LOST  # it died under our hands: that says nothing about the version
             self._fail(version, error.message, None)
             return Outcome.FAILED
-        return self._judge(version, comparison)
-
-    def _swap(self, version: PolicyVersion) -> None:
-        self._weights = None
-        self._paused_ms = swap_weights(self._work, self._url, version, self._ownership.take)
-        self._weights = version.adapter_name
-        self._readings.drop(version.adapter_name)
-
-    def _read_before(self, step: Step) -> None:
-        """The reference's readings, while the engine still has its weights. An engine that is busy keeps them unread,
-        and the version unchecked."""
-        reference = step.reference
-        if not step.own_weights or not step.probes or reference is None or self._weights != reference.adapter_name:
-            return
-        try:
-            self._readings.take(self._work, reference.adapter_name, step)
-        except (EngineOverloaded, EngineSlow) as error:
-            log.warning("reference_not_read", replica=self._url, adapter=reference.adapter_name, error=error.message)
-
-    def _put_back(self, version: PolicyVersion) -> None:
-        try:
-            self._swap(version)
-        except EngineError as error:
-            log.error("weights_not_put_back", replica=self._url, adapter=version.adapter_name, error=error.message)
-            message = (
-                f"version {version.number} could not be put back on {self._url}, which serves nothing until it is: "
-                f"{error.message}"
-            )
-            with self._database.write() as session:
-                add_event(session, "weights_not_put_back", message, policy_id=version.policy_id)
-            return
-        with self._database.write() as session:
-            deployments.finish_deployment(
-                session,
-                self._replica.id,
-                version.id,
-                verdict=Verdict.UNCHECKED,
-                score=None,
-                distance=None,
-                noise=None,
-                paused_ms=self._paused_ms,
-            )
-        log.info("weights_put_back", replica=self._url, adapter=version.adapter_name)
+        return self._judge(step, comparison)
 
     def _load(self, version: PolicyVersion) -> None:
         try:
@@ -248,6 +202,20 @@ class ReplicaPass:
                 raise
             log.info("adapter_was_loaded", replica=self._url, adapter=version.adapter_name)
         self._loaded.add(version.adapter_name)
+
+    def _check(self, step: Step) -> Comparison | None:
+        """None: there is nothing to compare with; or the live version's own weights are in an engine that is too busy
+        to say what it makes of them. To load them again would stop it again, and keep its requests out."""
+        try:
+            if step.own_weights:
+                check_label(self._work, self._url, step.version)
+            return self._compare(step)
+        except (EngineOverloaded, EngineSlow) as error:
+            if not step.own_weights or step.version.status != VersionStatus.LIVE:
+                raise
+            log.warning("live_weights_unchecked", replica=self._url, adapter=step.version.adapter_name,
+                        error=error.message)  # fmt: skip
+            return None
 
     def _compare(self, step: Step) -> Comparison | None:
         """None: there is nothing to compare with."""
@@ -262,7 +230,8 @@ class ReplicaPass:
             [dict(position) for position in step.reference.probe],
         )
 
-    def _judge(self, version: PolicyVersion, comparison: Comparison | None) -> Outcome:
+    def _judge(self, step: Step, comparison: Comparison | None) -> Outcome:
+        version = step.version
         noise = list(self._replica.noise)
         verdict = Verdict.UNCHECKED if comparison is None else judge(comparison, noise)
         if comparison is not None and rejects(verdict, noise):
@@ -279,7 +248,7 @@ class ReplicaPass:
                 score=comparison.score if comparison else None,
                 distance=comparison.distance if comparison else None,
                 noise=self._replica.noise,
-                paused_ms=self._paused_ms,
+                paused_ms=self._standstill.take_ms() if step.own_weights else None,
             )
             if comparison is not None and verdict is Verdict.FAILED:
                 add_event(

@@ -20,9 +20,6 @@ from app.rollouts.states import DeploymentState, VersionStatus
 WINDOW = 8
 """So many versions that have been live stay loaded on every replica, besides the pinned ones."""
 
-SWAP_STUCK_S = 120.0
-"""A swap that began longer ago has no process at work on it any more: each step of one has 60 s, and most take none."""
-
 
 @dataclass(frozen=True)
 class Wanted:
@@ -104,34 +101,6 @@ def start_deployment(session: Session, replica_id: UUID, version_id: UUID) -> No
     # its last error stays until it is verified
     row.verdict = row.score = row.distance = row.loaded_at = row.paused_ms = row.closed_ms = None
     row.updated_at = clock(session)
-
-
-def another_is_closed(session: Session, replica_id: UUID, policy_id: UUID) -> bool:
-    """Whether a swap is under way on another healthy replica of the policy, which is locked: one at a time, so that the
-    others serve meanwhile."""
-    policy = lock_policy(session, policy_id)
-    since = clock(session) - timedelta(seconds=SWAP_STUCK_S)
-    return any(
-        replica.healthy and replica.swap_began_at is not None and replica.swap_began_at > since
-        for replica in replicas_for(session, policy.base_model)
-        if replica.id != replica_id
-    )
-
-
-def close_for_swap(session: Session, replica_id: UUID) -> PolicyVersion | None:
-    """Send nothing new to a replica whose weights are about to be swapped; `finish_deployment` opens it again.
-
-    Returns the version that was verified there: from now on it is not.
-    """
-    session.get_one(Replica, replica_id, with_for_update=True).swap_began_at = clock(session)
-    verified = (Deployment.replica_id == replica_id, Deployment.state == DeploymentState.VERIFIED)
-    served = session.scalar(
-        select(PolicyVersion).join(Deployment, Deployment.version_id == PolicyVersion.id).where(*verified)
-    )
-    session.execute(
-        update(Deployment).where(*verified).values(state=DeploymentState.UNLOADED, updated_at=clock(session))
-    )
-    return served
 
 
 def finish_deployment(

@@ -54,32 +54,6 @@ def routes(session: Session, policy_id: UUID, number: int | None) -> list[RouteR
     return [RouteRow(*row) for row in session.execute(query)]
 
 
-def swap_age_s(session: Session, policy: Policy) -> float | None:
-    """Seconds since the newest swap of weights began that is under way on a replica of this policy; None: there is
-    none. LoRA policies have none."""
-    if policy.training != "full":
-        return None
-    began = [r.swap_began_at for r in replicas_for(session, policy.base_model) if r.healthy and r.swap_began_at]
-    return (clock(session) - max(began)).total_seconds() if began else None
-
-
-def is_swapped(session: Session, url: str, policy_id: UUID, number: int) -> bool:
-    """Whether the replica's weights are being swapped, or are no longer those of this version."""
-    serves = (
-        select(Deployment.id)
-        .join(PolicyVersion, PolicyVersion.id == Deployment.version_id)
-        .join(Replica, Replica.id == Deployment.replica_id)
-        .where(
-            Replica.url == url,
-            Replica.swap_began_at.is_(None),
-            PolicyVersion.policy_id == policy_id,
-            PolicyVersion.number == number,
-            Deployment.state == DeploymentState.VERIFIED,
-        )
-    )
-    return session.scalar(serves) is None
-
-
 def sync_replicas(session: Session, urls: Sequence[str]) -> None:
     """Make the rows those of `urls`: new ones are added, others marked removed."""
     rows = {row.url: row for row in session.scalars(select(Replica))}

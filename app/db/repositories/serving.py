@@ -7,7 +7,8 @@ from sqlalchemy.orm import Session
 
 from app.db.models import Policy, Replica
 from app.db.repositories.policies import list_policies
-from app.db.repositories.replicas import routes, swap_age_s
+from app.db.repositories.replicas import routes
+from app.db.repositories.swaps import swap_age_s
 
 
 def served_policies(session: Session) -> list[str]:

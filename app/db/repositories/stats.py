@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -9,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from app.db.models import Interaction, Policy, PolicyVersion, Rollout, Update, UpdateRollout
+from app.db.models import Deployment, Interaction, Policy, PolicyVersion, Rollout, Update, UpdateRollout
 from app.db.repositories.rollouts import in_state
 from app.rollouts.states import RolloutState, SkipReason
 
@@ -29,10 +30,13 @@ def policy_stats(session: Session, policy: Policy) -> dict[str, Any]:
         reward {mean_64, mean_256}: mean return of the newest rollouts that became ready; null without any;
         swap_s {median, p99, versions}: from the reward that completed a batch to the first completion by the version
         it made, over the newest versions that served;
+        paused_s, closed_s {median, p99}: how long an engine stood still, and new requests waited, for one swap of whole
+        weights, over the newest swaps, those that were undone included;
         updates: the newest first, see `update_series`.
     """
     skipped = skipped_counts(session, policy.id)
     interactions, untrained = interaction_counts(session, policy.id)
+    paused, closed = standstills(session, policy.id)
     return {
         "policy": policy.name,
         "head": policy.head,
@@ -48,6 +52,8 @@ def policy_stats(session: Session, policy: Policy) -> dict[str, Any]:
         "untrained": untrained,
         "reward": reward_means(session, policy.id),
         "swap_s": swap_seconds(session, policy.id),
+        "paused_s": _quantiles(paused),
+        "closed_s": _quantiles(closed),
         "updates": update_series(session, policy.id),
     }
 
@@ -119,11 +125,30 @@ def swap_seconds(session: Session, policy_id: UUID) -> dict[str, float | int | N
         .order_by(PolicyVersion.number.desc())
         .limit(SWAPS_MEASURED)
     )
-    seconds = sorted((served - ready).total_seconds() for ready, served in rows if ready and served)
+    seconds = [(served - ready).total_seconds() for ready, served in rows if ready and served]
+    return {**_quantiles(seconds), "versions": len(seconds)}
+
+
+def standstills(session: Session, policy_id: UUID) -> tuple[list[float], list[float]]:
+    """Of the newest swaps of whole weights: (seconds paused, seconds closed)."""
+    rows = session.execute(
+        select(Deployment.paused_ms, Deployment.closed_ms)
+        .join(PolicyVersion, PolicyVersion.id == Deployment.version_id)
+        .where(
+            PolicyVersion.policy_id == policy_id, Deployment.paused_ms.is_not(None), Deployment.closed_ms.is_not(None)
+        )
+        .group_by(Deployment.paused_ms, Deployment.closed_ms)  # one that was undone is noted at both its versions
+        .order_by(func.max(Deployment.updated_at).desc())
+        .limit(SWAPS_MEASURED)
+    ).all()
+    return [row.paused_ms / 1e3 for row in rows], [row.closed_ms / 1e3 for row in rows]
+
+
+def _quantiles(seconds: Sequence[float]) -> dict[str, float | int | None]:
+    ordered = sorted(seconds)
     return {
-        "median": statistics.median(seconds) if seconds else None,
-        "p99": seconds[math.ceil(0.99 * len(seconds)) - 1] if seconds else None,
-        "versions": len(seconds),
+        "median": statistics.median(ordered) if ordered else None,
+        "p99": ordered[math.ceil(0.99 * len(ordered)) - 1] if ordered else None,
     }
 
 

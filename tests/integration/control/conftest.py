@@ -162,3 +162,13 @@ def deployer(database: Database) -> Iterator[Make]:
 @pytest.fixture
 def world(database: Database, tmp_path: Path) -> World:
     return World(database, tmp_path)
+
+
+@pytest.fixture
+def live(world: World, engine: FakeEngine, deployer: Make) -> Deployer:
+    """Version 0 is served."""
+    one = deployer(engine.url)
+    one.tick(60)
+    assert world.live == 0
+    engine.calls.clear()
+    return one

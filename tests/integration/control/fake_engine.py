@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -42,14 +43,18 @@ class FakeEngine:
         self.calls: list[str] = []
         """What was asked of its own weights, in order; a reload with its directory's name."""
         self.at_reload: Callable[[], None] = lambda: None
-        """Called while it is paused, before it answers."""
+        """Called while it is paused, before it answers. What else it is asked to do waits for that, as on an engine."""
         self.lacks: set[str] = set()
         """Paths that it answers with 404, as vLLM does without VLLM_SERVER_DEV_MODE."""
+        self.fails: set[str] = set()
+        """Paths that it answers with 500."""
         self.tells_versions = True
         self.busy = threading.Event()
         """Set: whatever asks for tokens waits in the queue until it is cleared."""
         self.silent = threading.Event()
         """Set: accept connections and answer nothing until it is cleared."""
+        self._orders = ThreadPoolExecutor(1)
+        """Carries out what is asked of its own weights: one after the other, even if nobody waits for it any more."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -64,11 +69,14 @@ class FakeEngine:
     def stop(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+        self._orders.shutdown(wait=False)
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         path = path.split("?")[0]
         if path in self.lacks:
             return 404, {"detail": "Not Found"}
+        if path in self.fails:
+            return 500, {"error": {"message": f"{path} is broken", "code": 500}}
         if path == "/health":
             return 200, {}
         own = self._own_weights(path, body)
@@ -98,6 +106,11 @@ class FakeEngine:
             return 200, {"is_paused": self.paused}
         if path == "/weight_info":
             return 200, {"weight_version": self.label}
+        if path in ("/pause", "/resume", "/update_weight_version", "/collective_rpc"):
+            return self._orders.submit(self._carry_out, path, body).result()
+        return None
+
+    def _carry_out(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         if path in ("/pause", "/resume"):
             self.paused = path == "/pause"
             self.calls.append(path[1:])
@@ -106,8 +119,6 @@ class FakeEngine:
             self.label = body["new_version"]
             self.calls.append("label")
             return 200, {"success": True, "new_version": self.label}
-        if path != "/collective_rpc":
-            return None
         directory = Path(body["kwargs"]["weights_path"])
         self.calls.append(f"reload {directory.name}")
         assert self.paused, "reloading under running requests"
@@ -120,7 +131,7 @@ class FakeEngine:
     def _sample(self, body: dict[str, Any]) -> tuple[int, Any]:
         if self.paused:
             return 503, {"error": {"message": "the engine is paused", "code": 503}}
-        while self.busy.is_set() and "logprobs" in body:
+        while self.busy.is_set():
             time.sleep(0.02)
         choice: dict[str, Any] = {}
         if "logprobs" in body:

@@ -1,8 +1,6 @@
 """Policies that train all weights: an engine's own are swapped. On both databases, against engines over HTTP."""
 
 import asyncio
-import subprocess
-import sys
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,54 +8,25 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, update
 
-from app.db.models import Deployment, Event, Policy, PolicyVersion, Replica
+from app.db.models import Event, Policy, Replica
+from app.db.repositories import swaps
 from app.db.repositories.policies import create_policy
 from app.db.repositories.serving import served_policies
 from app.db.session import Database
 from app.engine import replicas as routing
 from app.engine.replicas import Router, WeightsSwapping
 from app.errors import Conflict, NotFound
-from app.policies import deploy
 from app.policies.deploy import Deployer
 from app.policies.learning import LearningSettings
 from app.rollouts.states import DeploymentState, VersionStatus
 from tests.integration.control.conftest import Make, World, pick
 from tests.integration.control.fake_engine import FakeEngine
-
-PATIENCE_S = 60.0
-"""A pass takes milliseconds; the rest is for a machine that is busy with other things."""
-SWAP = ["pause", "reload {}", "label", "resume"]
-
-
-def swap_calls(*names: str) -> list[str]:
-    return [call.format(name) for name in names for call in SWAP]
+from tests.integration.control.swapping import PATIENCE_S, let_time_pass, swap_calls
 
 
 @pytest.fixture
 def world(database: Database, tmp_path: Path) -> World:
     return World(database, tmp_path / "versions", training="full")
-
-
-@pytest.fixture
-def live(world: World, engine: FakeEngine, deployer: Make) -> Deployer:
-    """Version 0 is served."""
-    one = deployer(engine.url)
-    one.tick(PATIENCE_S)
-    assert world.live == 0
-    engine.calls.clear()
-    return one
-
-
-def let_time_pass(world: World) -> None:
-    with world.database.write() as session:
-        session.execute(update(PolicyVersion).values(next_deploy_at=None))
-        session.execute(update(Deployment).values(updated_at=datetime(2020, 1, 1, tzinfo=UTC)))
-
-
-def free_the_replica(world: World) -> None:
-    """A dead process owns it for 20 s more."""
-    with world.database.write() as session:
-        session.execute(update(Replica).values(owned_until=datetime(2020, 1, 1, tzinfo=UTC)))
 
 
 def test_versions_replace_each_other(world: World, engine: FakeEngine, live: Deployer) -> None:
@@ -133,65 +102,6 @@ def test_nobody_waits_for_ever(
         pick(Router(world.database), world.policy_id)  # at once: whoever began it is long gone
 
 
-def test_a_refused_reload_puts_the_old_weights_back(world: World, engine: FakeEngine, live: Deployer) -> None:
-    world.add_version(1)
-    engine.rejects.add("default-v1")
-    for attempt in (1, 2, 3):
-        engine.calls.clear()
-        live.tick(PATIENCE_S)
-        live.tick(PATIENCE_S)  # the backoff has not passed
-        assert engine.calls == ["pause", "reload default-v1", *swap_calls("default-v0")]
-        assert world.version(1).deploy_attempts == attempt
-        assert (world.live, engine.label, engine.paused) == (0, "default-v0", False)
-        zero = world.deployment(0)
-        assert (zero.state, zero.verdict) == (DeploymentState.VERIFIED, "unchecked")
-        assert world.replica(engine.url).swap_began_at is None
-        assert pick(Router(world.database), world.policy_id).version == 0
-        let_time_pass(world)
-    assert world.status(1) == VersionStatus.REJECTED
-    assert "another model" in str(world.deployment(1).error)
-    assert world.events() == ["deployment_failed", "version_rejected"]
-
-
-def test_a_swap_that_silently_did_not_happen_is_undone(world: World, engine: FakeEngine, live: Deployer) -> None:
-    world.measure_noise()
-    world.add_version(1)
-    engine.serves_instead["default-v1"] = str(world.path(0))
-    live.tick(PATIENCE_S)
-    failed = world.deployment(1)
-    assert (failed.state, failed.verdict) == (DeploymentState.FAILED, "failed")
-    assert failed.score == pytest.approx(0.0, abs=1e-6)
-    assert (world.live, engine.weights, engine.label) == (0, str(world.path(0)), "default-v0")
-    assert engine.calls == swap_calls("default-v1", "default-v0")
-    engine.serves_instead.clear()
-    let_time_pass(world)
-    live.tick(PATIENCE_S)
-    assert (world.live, world.deployment(1).verdict) == (1, "verified")
-
-
-def test_a_busy_engine_puts_a_version_off(
-    world: World, engine: FakeEngine, live: Deployer, monkeypatch: pytest.MonkeyPatch, deployer: Make
-) -> None:
-    """The canary waits behind what runs: the old weights come back, and the next try is not at the next tick."""
-    world.add_version(1)
-    monkeypatch.setattr(deploy, "WORK_TIMEOUT_S", 0.5)
-    live.close()
-    impatient = deployer(engine.url)
-    engine.at_reload = engine.busy.set
-    for _ in range(3):
-        impatient.tick(PATIENCE_S)
-    assert (world.live, world.status(1), world.version(1).deploy_attempts) == (0, VersionStatus.CANDIDATE, 0)
-    assert engine.calls == swap_calls("default-v1", "default-v0")
-    assert "too busy" in str(world.deployment(1).error)
-    assert world.events() == ["deployment_postponed"]
-    assert pick(Router(world.database), world.policy_id).version == 0
-    engine.at_reload = lambda: None
-    engine.busy.clear()
-    let_time_pass(world)
-    impatient.tick(PATIENCE_S)
-    assert (world.live, world.deployment(1).error) == (1, None)
-
-
 def test_a_restarted_engine_is_brought_back_to_live(world: World, engine: FakeEngine, live: Deployer) -> None:
     world.add_version(1)
     live.tick(PATIENCE_S)
@@ -207,100 +117,6 @@ def test_a_restarted_engine_is_brought_back_to_live(world: World, engine: FakeEn
     engine.serves_instead["default-v1"] = str(world.path(0))
     live.tick(PATIENCE_S)
     assert world.deployment(1).state == DeploymentState.FAILED, "a reload that did nothing is not taken for the version"
-
-
-@pytest.mark.parametrize("moment", ["at_reload", "after_resume"])
-def test_a_killed_control_worker_is_made_good(
-    world: World, engine: FakeEngine, live: Deployer, deployer: Make, moment: str
-) -> None:
-    """kill -9 while the engine is paused over a reload, and while the canary reads."""
-    world.add_version(1)
-    reached, go_on = threading.Event(), threading.Event()
-
-    def stop_here() -> None:
-        reached.set()
-        go_on.wait(30)
-
-    if moment == "at_reload":
-        engine.at_reload = stop_here
-    else:
-        engine.at_reload = engine.busy.set
-    url = world.database.url.render_as_string(hide_password=False)
-    process = subprocess.Popen([sys.executable, "-m", "tests.integration.control.deploying", url, engine.url])
-    if moment == "after_resume":
-        while engine.calls[-1:] != ["resume"]:
-            assert process.poll() is None
-            threading.Event().wait(0.02)
-    else:
-        assert reached.wait(60)
-    process.kill()
-    process.wait()
-    engine.at_reload = lambda: None
-    go_on.set()
-    engine.busy.clear()
-    assert world.replica(engine.url).swap_began_at is not None
-    assert world.deployment(0).state == DeploymentState.UNLOADED
-
-    engine.calls.clear()
-    live.tick(PATIENCE_S)
-    assert engine.calls == [], "its owner may still be at work"
-    free_the_replica(world)
-    live.tick(PATIENCE_S)
-    assert engine.calls == swap_calls("default-v0", "default-v1"), "first what was served, then the candidate"
-    assert (world.live, engine.paused, engine.label) == (1, False, "default-v1")
-    assert world.deployment(1).verdict == "verified"
-    assert world.replica(engine.url).swap_began_at is None
-
-
-def test_a_control_worker_that_stood_still_for_too_long_labels_nothing(
-    world: World, engine: FakeEngine, live: Deployer
-) -> None:
-    """Its label would be believed, on weights that another process has loaded meanwhile."""
-    world.add_version(1)
-
-    def take_over() -> None:
-        with world.database.write() as session:
-            session.execute(update(Replica).values(owner="another", owned_until=datetime(2100, 1, 1, tzinfo=UTC)))
-
-    engine.at_reload = take_over
-    live.tick(PATIENCE_S)
-    assert engine.calls == ["pause", "reload default-v1"]
-    assert (world.live, world.deployment(1).state) == (0, DeploymentState.LOADING)
-    assert world.replica(engine.url).swap_began_at is not None
-
-
-def test_an_engine_that_somebody_paused_is_resumed(world: World, engine: FakeEngine, live: Deployer) -> None:
-    engine.paused = True
-    live.tick(PATIENCE_S)
-    assert engine.calls == swap_calls("default-v0")
-    assert not engine.paused
-    assert pick(Router(world.database), world.policy_id).version == 0
-
-
-def test_weights_that_cannot_be_put_back_are_tried_again(world: World, engine: FakeEngine, live: Deployer) -> None:
-    world.add_version(1)
-    engine.rejects |= {"default-v0", "default-v1"}
-    live.tick(PATIENCE_S)
-    assert engine.paused, "nobody knows what weights it has"
-    assert "weights_not_put_back" in world.events()
-    engine.rejects.remove("default-v0")
-    let_time_pass(world)
-    live.tick(PATIENCE_S)
-    assert (engine.paused, engine.label, world.live) == (False, "default-v0", 0)
-    assert world.deployment(0).state == DeploymentState.VERIFIED
-
-
-def test_an_engine_that_is_lost_in_the_middle(world: World, engine: FakeEngine, live: Deployer) -> None:
-    world.add_version(1)
-    engine.at_reload = lambda: (_ for _ in ()).throw(ConnectionResetError())  # type: ignore[assignment]
-    engine.lacks.add("/health")
-    live.tick(PATIENCE_S)
-    assert (world.version(1).deploy_attempts, world.live) == (0, 0), "that says nothing about the version"
-    engine.lacks.clear()
-    engine.at_reload = lambda: None
-    engine.restart()
-    live.tick(PATIENCE_S)
-    assert (world.live, engine.label) == (1, "default-v1")
 
 
 @pytest.mark.parametrize(
@@ -334,6 +150,31 @@ def test_replicas_are_swapped_one_after_the_other_and_requests_go_where_somethin
     let_time_pass(world)
     tick(PATIENCE_S)
     assert world.live == 1
+
+
+def test_a_swap_that_takes_long_holds_up_the_other_replicas_for_as_long(
+    world: World, engine: FakeEngine, second_engine: FakeEngine, deployer: Make
+) -> None:
+    """Not so a closed one that nobody is at work on."""
+    one = deployer(engine.url, second_engine.url)
+    for _ in range(3):
+        one.tick(PATIENCE_S)
+    world.add_version(1)
+    first, second = world.replica(engine.url), world.replica(second_engine.url)
+    closed: list[bool] = []
+
+    def look() -> None:
+        with world.database.write() as session:
+            session.execute(update(Replica).values(swap_began_at=datetime(2020, 1, 1, tzinfo=UTC)))
+            session.execute(update(Replica).where(Replica.id == second.id).values(owned_until=None))
+        with world.database.write() as session:
+            closed.append(swaps.another_is_closed(session, second.id, world.policy_id))
+            closed.append(swaps.another_is_closed(session, first.id, world.policy_id))
+            session.get_one(Replica, second.id).swap_began_at = None
+
+    engine.at_reload = look
+    one.tick(PATIENCE_S)
+    assert closed[:2] == [True, False]
 
 
 def test_while_one_replica_is_closed_the_others_serve(

@@ -70,11 +70,14 @@ def test_swaps_are_quantiles_in_seconds_and_a_number_of_versions(world: World):
         (policy,) = metrics.list_policies(session)[:1]
         figures = metrics.policy_stats(session, policy)
     registry = CollectorRegistry()
-    registry.register(metrics._Figures([figures | {"swap_s": {"median": 1.5, "p99": 4.0, "versions": 7}}]))
+    known = {"swap_s": {"median": 1.5, "p99": 4.0, "versions": 7}, "paused_s": {"median": 0.5, "p99": 2.0}}
+    registry.register(metrics._Figures([figures | known]))
     lines = generate_latest(registry).decode().splitlines()
-    assert [line for line in lines if line.startswith("evergreen_swap")] == [
+    assert [line for line in lines if line.startswith(("evergreen_swap", "evergreen_weights"))] == [
         f'evergreen_swap_seconds{{policy="{policy.name}",quantile="0.5"}} 1.5',
         f'evergreen_swap_seconds{{policy="{policy.name}",quantile="0.99"}} 4.0',
+        f'evergreen_weights_paused_seconds{{policy="{policy.name}",quantile="0.5"}} 0.5',
+        f'evergreen_weights_paused_seconds{{policy="{policy.name}",quantile="0.99"}} 2.0',
         f'evergreen_swaps{{policy="{policy.name}"}} 7.0',
     ]
 
