@@ -93,3 +93,5 @@ class Claim:
     training: Training = "lora"
     probes: tuple[tuple[int, ...], ...] | None = None
     """The policy's canary prompts (token ids); None until its first batch fixes them."""
+    pretrainings: int = 0
+    """How many of `updates_done` were value pretrainings, which count for no warm-up."""

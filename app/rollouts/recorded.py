@@ -7,6 +7,7 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from app.db.models import Policy, Rollout, Update
+from app.db.repositories.updates import pretraining_epochs
 from app.db.repositories.versions import get_version
 from app.policies.learning import as_training
 from app.rollouts.claimed import Claim, ClaimedRollout, VersionRef
@@ -73,17 +74,13 @@ def recorded(session: Session, policy: Policy, update: Update, updates_done: int
         head=head,
         checkpoint_update_id=UUID(provenance["checkpoint"]) if provenance["checkpoint"] else None,
         updates_done=updates_done,
+        pretrainings=provenance.get("pretrainings", 0),  # releases that did not record it let them count
         reward_min=low,
         reward_max=high,
         rollouts=tuple(_rollouts(session, policy.id, provenance, update.id, head.number)),
     )
     made = None if update.version is None else _reference(session, policy, update.version)
-    return RecordedUpdate(claim, made, provenance, _pretraining_epochs(update))
-
-
-def _pretraining_epochs(update: Update) -> int | None:
-    health = update.health or {}
-    return int(health["epochs"]) if health.get("kind") == "value_pretraining" else None
+    return RecordedUpdate(claim, made, provenance, pretraining_epochs(update))
 
 
 def _reference(session: Session, policy: Policy, number: int) -> VersionRef:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import evergreen.pretrain
 import learner.tasks
 from app.db.session import Database
-from app.policies.learning import Training
+from app.policies.learning import LearningSettings, Training
 from app.rollouts.learning import Idle, claim_update
 from app.settings import Settings, get_settings
 from evergreen.cli import app as cli
@@ -63,15 +63,26 @@ def test_the_critic_learns_from_history_and_the_policy_stays(scene: Scene, new_w
     assert last.health["ev_before"] > 0.2
 
 
-def test_it_counts_as_one_update_of_the_warm_up(scene: Scene, new_worker: NewWorker) -> None:
-    """Rollouts that are only ready are history too, and stay ready: the policy is trained on them next."""
+def test_it_counts_for_no_warm_up(scene: Scene, new_worker: NewWorker) -> None:
+    """Rollouts that are only ready are history too, and stay ready: they are trained next, by the critic alone."""
     worker = new_worker()
     worker.tick()
     scene.rollouts(4)
-    worker.pretrain(scene.policy_id, 2)
+    for _ in range(3):
+        worker.pretrain(scene.policy_id, 1)
     assert scene.states() == {("ready", None): 4}
     worker.tick()
-    assert [(u.state, u.version) for u in scene.updates()] == [("done", None), ("done", 1)]
+    scene.rollouts(4)
+    new_worker().tick()  # what a checkpoint and a row know is enough
+    *_, warm_up, first = scene.updates()
+    assert [(u.state, u.version) for u in scene.updates()] == [("done", None)] * 4 + [("done", 1)]
+    assert warm_up.health is not None
+    assert warm_up.health["policy_lr"] is None
+    assert first.health is not None
+    settings = LearningSettings.model_validate(first.settings)
+    full_length = settings.policy_lr * first.health["reward_shortfall"]
+    assert settings.lr_warmup_updates == 2
+    assert first.health["policy_lr"] == pytest.approx(full_length / 3)
 
 
 def test_never_beside_a_running_update(scene: Scene, new_worker: NewWorker) -> None:
