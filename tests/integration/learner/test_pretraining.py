@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from sqlalchemy import update as sql_update
 from typer.testing import CliRunner
 
 import evergreen.pretrain
 import learner.tasks
+from app.db.models import Interaction
 from app.db.session import Database
 from app.policies.learning import LearningSettings, Training
 from app.rollouts.learning import Idle, claim_update
@@ -153,3 +155,24 @@ def test_a_failure_leaves_everything_as_it_was(scene: Scene, new_worker: NewWork
     assert scene.newest_checkpoint() == checkpoint
     assert scene.states() == {("trained", None): 4, ("ready", None): 1}
     assert scene.events("value_pretrained") == []
+    (event,) = scene.events("update_failed")
+    assert event.message.startswith("A value pretraining failed (IndexError")
+    assert event.message.endswith("the critic and all rollouts are as they were.")
+
+
+def test_a_rollout_that_cannot_be_trained_is_left_out(scene: Scene, new_worker: NewWorker) -> None:
+    worker = new_worker()
+    worker.tick()
+    broken, *_ = scene.rollouts(5)
+    with scene.database.write() as session:
+        session.execute(sql_update(Interaction).where(Interaction.rollout_id == broken).values(temperature=0.0))
+    worker.pretrain(scene.policy_id, 1)
+    (update,) = scene.updates()
+    assert update.health is not None, update.error
+    assert (update.health["rollouts"], update.health["left_out"]) == (4, 1)
+    (event,) = scene.events("value_pretrained")
+    assert f"Left out: 1, the first since rollout {broken} cannot be trained" in event.message
+    with scene.database.write() as session:
+        session.execute(sql_update(Interaction).values(temperature=0.0))
+    worker.pretrain(scene.policy_id, 1)
+    assert "none of 5 rollouts can be trained" in (scene.updates()[-1].error or "")
