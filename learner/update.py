@@ -113,6 +113,7 @@ def update_done(
         provenance={
             "rollouts": [str(rollout.id) for rollout in claim.rollouts],
             "returns": returns,
+            "rewards": {target: reward for rollout in claim.rollouts for target, reward in rollout.rewards.items()},
             "seed": state.settings.seed,
             "checkpoint": str(claim.checkpoint_update_id) if claim.checkpoint_update_id else None,
             "pretrainings": claim.pretrainings,

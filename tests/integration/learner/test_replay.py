@@ -16,6 +16,7 @@ from app.db.session import Database
 from app.policies.files import delete_directory
 from app.settings import Settings
 from learner.worker import LearnWorker
+from app.feedback.rules import NewFeedback, apply_feedback
 from tests.integration.learner.scene import LEARNING, Scene
 from tests.unit.learner.conftest import full_settings
 
@@ -140,7 +141,40 @@ def test_changed_rewards_are_named_and_refused(trained: Scene) -> None:
         session.execute(sql_update(Feedback).where(Feedback.rollout_id == rollout).values(value=0.25))
     refused = replay(trained, "--to", "5", "--from", "0")
     assert refused.returncode == 2
-    assert f"was trained on other returns of rollouts: {rollout}" in refused.stdout
+    assert f"was trained on other rewards of rollouts: {rollout}" in refused.stdout
+
+
+def test_a_reward_that_moved_to_another_turn_is_refused(scene: Scene, new_worker: NewWorker) -> None:
+    """Its rollout's return is as it was."""
+    moved = scene.rollout(reward=0.25, turn_reward=0.5)
+    scene.rollouts(7)
+    worker = new_worker()
+    for _ in range(2):
+        worker.tick()
+    assert scene.policy().head == 1
+    with scene.database.write() as session:
+        turn, own = session.query(Feedback).filter(Feedback.rollout_id == moved).order_by(Feedback.id)
+        turn.value, own.value = own.value, turn.value
+    refused = replay(scene, "--to", "1")
+    assert refused.returncode == 2
+    assert f"was trained on other rewards of rollouts: {moved}" in refused.stdout
+
+
+def test_a_pretraining_on_rewards_that_were_revised_later(scene: Scene, new_worker: NewWorker) -> None:
+    """Its rollouts were ready, and trained with other rewards afterwards."""
+    worker = new_worker()
+    worker.tick()
+    ready = scene.rollouts(4)
+    worker.pretrain(scene.policy_id, 2)
+    with scene.database.write() as session:
+        for rollout in ready:
+            again = NewFeedback(str(rollout), None, 0.125, body_sha256="b" * 64)
+            assert apply_feedback(session, scene.key, again)["status"] == "applied"
+    train(scene, worker, 3)
+    assert scene.policy().head == 2
+    done = replay(scene, "--to", "2", "--from", "0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert equal_versions(done) == [1, 2]
 
 
 def test_a_version_that_does_not_exist(trained: Scene) -> None:
