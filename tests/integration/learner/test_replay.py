@@ -3,20 +3,23 @@
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID
 
 import pytest
+import torch
 from sqlalchemy import delete
 from sqlalchemy import update as sql_update
 
+import learner.replay
 from app.db.models import Feedback, Interaction, Policy, PolicyVersion
 from app.db.session import Database
+from app.feedback.rules import NewFeedback, apply_feedback
 from app.policies.files import delete_directory
 from app.settings import Settings
 from learner.worker import LearnWorker
-from app.feedback.rules import NewFeedback, apply_feedback
 from tests.integration.learner.scene import LEARNING, Scene
 from tests.unit.learner.conftest import full_settings
 
@@ -131,6 +134,20 @@ def test_missing_rollouts_are_named_and_refused(trained: Scene) -> None:
     refused = replay(trained, "--to", "5", "--from", "0")
     assert refused.returncode == 2
     assert f"update {done_update.id} was trained on rollouts that are gone: {one}, {other}" in refused.stdout
+
+
+def test_it_keeps_no_files_that_it_does_not_need(
+    trained: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "set_flush_denormal", lambda _: True)  # a mode of this whole process
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    for _ in learner.replay.replay(trained.database, trained.settings, "p", 5, 0):
+        assert len(list(scratch.glob("*/p/checkpoints/*"))) == 1
+        assert len(list(scratch.glob("*/p/versions/*"))) <= 1
+    assert list(scratch.iterdir()) == []
+    assert all(Path(version.path).is_dir() for version in trained.versions())
 
 
 def test_changed_rewards_are_named_and_refused(trained: Scene) -> None:
