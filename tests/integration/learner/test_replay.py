@@ -14,7 +14,7 @@ from sqlalchemy import delete
 from sqlalchemy import update as sql_update
 
 import learner.replay
-from app.db.models import Feedback, Interaction, Policy, PolicyVersion
+from app.db.models import Feedback, Interaction, Policy, PolicyVersion, Update
 from app.db.session import Database
 from app.feedback.rules import NewFeedback, apply_feedback
 from app.policies.files import delete_directory
@@ -134,6 +134,16 @@ def test_missing_rollouts_are_named_and_refused(trained: Scene) -> None:
     refused = replay(trained, "--to", "5", "--from", "0")
     assert refused.returncode == 2
     assert f"update {done_update.id} was trained on rollouts that are gone: {one}, {other}" in refused.stdout
+
+
+def test_another_base_model_is_named(trained: Scene) -> None:
+    with trained.database.write() as session:
+        for update in session.query(Update).order_by(Update.id):
+            assert update.provenance is not None
+            update.provenance = update.provenance | {"base_sha256": "0" * 64}
+    done = replay(trained, "--to", "5")
+    assert f"not as then, so that hashes may differ: base model {'0' * 64} then, " in done.stdout
+    assert equal_versions(done) == [5]  # the row lies, not the files
 
 
 def test_it_keeps_no_files_that_it_does_not_need(
