@@ -3,13 +3,15 @@
 import platform
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 
 import torch
 import typer
 
 from app.db.session import Database
-from app.rollouts.recorded import NotRecorded
+from app.rollouts.recorded import NotRecorded, RecordedUpdate
 from app.settings import Settings
+from learner.base_weights import base_sha256
 from learner.checkpoint import CheckpointMismatch
 from learner.replay import Replayed
 from learner.replay import replay as run
@@ -26,7 +28,7 @@ def replay(settings: Settings, policy: str, to: int, start: int | None, say: Cal
     warned: list[str] = []
     try:
         for last in run(database, settings, policy, to, start):
-            if (differs := _differs(last.update.provenance)) != warned:
+            if (differs := _differs(last.update)) != warned:
                 warned = differs
                 say(f"not as then, so that hashes may differ: {'; '.join(differs) or 'nothing any more'}")
             say(_line(last))
@@ -53,8 +55,9 @@ def _line(replayed: Replayed) -> str:
     return f"{of}: version {original.number} DIFFERS, SHA-256 {replayed.made.sha256}, not {original.sha256} ({by})"
 
 
-def _differs(provenance: dict[str, object]) -> list[str]:
+def _differs(update: RecordedUpdate) -> list[str]:
     """What must be the same for equal hashes, and is not."""
+    provenance = update.provenance
     libraries = provenance.get("libraries")
     then = dict(libraries) if isinstance(libraries, dict) else {}
     then["cpu_capability"] = provenance.get("cpu_capability", "")
@@ -65,4 +68,6 @@ def _differs(provenance: dict[str, object]) -> list[str]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "device": "cuda" if torch.cuda.is_available() else "cpu",
     }
+    if base := provenance.get("base_sha256"):  # earlier releases did not record it
+        then["base model"], now["base model"] = base, base_sha256(Path(update.claim.base_model))
     return [f"{name} {then[name]} then, {now[name]} now" for name in sorted(then) if then[name] != now[name]]

@@ -14,6 +14,8 @@ from app.policies.learning import LearningSettings
 MLP_BLOCKS = frozenset({"mlp", "feed_forward", "ffn", "block_sparse_moe"})
 """Names under which decoder families hold the block that the value model trains."""
 
+MATRICES = ("lora_A", "lora_B")
+
 
 def policy_lora_config(settings: LearningSettings, base: PreTrainedModel) -> LoraConfig:
     """LoRA on every linear layer but the output layer, named by suffix as engines expect it."""
@@ -80,3 +82,18 @@ def load_adapter(model: PeftModel, adapter: str, directory: Path) -> None:
     if {n: w.shape for n, w in weights.items()} != {n: w.shape for n, w in expected.items()}:
         raise ValueError(f"{directory} holds another adapter than the policy's settings describe (rank or layers)")
     set_peft_model_state_dict(model, weights, adapter_name=adapter)
+
+
+def adapter_parameters(model: PeftModel, adapter: str) -> dict[str, nn.Parameter]:
+    """Name -> matrix of one adapter. A layer of the base model may have an adapter's name: `value`, say."""
+    ends = tuple(f".{matrix}.{adapter}.weight" for matrix in MATRICES)
+    return {name: parameter for name, parameter in model.named_parameters() if name.endswith(ends)}
+
+
+def without_adapter(name: str, adapter: str) -> str:
+    """A parameter's name as in PEFT's files, which do not hold the adapter's own; other names stay."""
+    for matrix in MATRICES:
+        end = f".{matrix}.{adapter}.weight"
+        if name.endswith(end):
+            return f"{name.removesuffix(end)}.{matrix}.weight"
+    return name

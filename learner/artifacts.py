@@ -8,7 +8,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -75,8 +75,13 @@ def publish(temporary: Path, final: Path) -> None:
 
 def sha256_of(directory: Path) -> str:
     """Hex SHA-256 over the directory's files, names and contents, in sorted order of their relative names."""
+    return sha256_of_files(directory, (p for p in directory.rglob("*") if p.is_file()))
+
+
+def sha256_of_files(directory: Path, files: Iterable[Path]) -> str:
+    """The same over some of the files in it."""
     digest = hashlib.sha256()
-    for path in sorted(p for p in directory.rglob("*") if p.is_file()):
+    for path in sorted(files):
         name = path.relative_to(directory).as_posix().encode()
         digest.update(len(name).to_bytes(8, "big") + name)
         with path.open("rb") as file:

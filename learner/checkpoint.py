@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from app.policies.files import delete_directory, modified_ns
+from learner.adapters import without_adapter
 from learner.artifacts import TEMPORARY_PREFIX
 from learner.model import LearnerModel
 from learner.optimisers import Optimisers
@@ -136,11 +137,11 @@ def keep_newest(checkpoints: Path, current: Path, count: int = 3) -> list[Path]:
 
 def _policy(model: LearnerModel) -> dict[str, nn.Parameter]:
     """An adapter's parameters are named as in PEFT's files, without the adapter's own name."""
-    return {name.replace(".policy.", "."): parameter for name, parameter in model.policy_parameters.items()}
+    return {without_adapter(name, "policy"): parameter for name, parameter in model.policy_parameters.items()}
 
 
 def _value(model: LearnerModel) -> dict[str, nn.Parameter]:
-    return {name.replace(".value.", "."): parameter for name, parameter in model.value_parameters.items()}
+    return {without_adapter(name, "value"): parameter for name, parameter in model.value_parameters.items()}
 
 
 @torch.no_grad()

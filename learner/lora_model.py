@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from app.policies.dtype import Dtype
 from app.policies.learning import LearningSettings
-from learner.adapters import load_adapter, policy_lora_config, save_adapter, value_lora_config
+from learner.adapters import adapter_parameters, load_adapter, policy_lora_config, save_adapter, value_lora_config
 from learner.architecture import use_packed_attention
 from learner.gradient_checkpointing import checkpoint_layers
 from learner.model import LearnerModel, Role
@@ -53,11 +53,11 @@ class LoraModel(LearnerModel):
 
     @property
     def policy_parameters(self) -> dict[str, nn.Parameter]:
-        return self._adapter_parameters("policy")
+        return adapter_parameters(self.peft, "policy")
 
     @property
     def value_parameters(self) -> dict[str, nn.Parameter]:
-        return self._adapter_parameters("value") | self._head_parameters()
+        return adapter_parameters(self.peft, "value") | self._head_parameters()
 
     def served_policy(self) -> dict[str, Tensor]:
         return {name: parameter.detach().clone() for name, parameter in self.policy_parameters.items()}
@@ -78,6 +78,3 @@ class LoraModel(LearnerModel):
     def _output_layer(self, role: Role) -> nn.Module:
         layer: nn.Module = self._causal_lm.get_output_embeddings()  # without an adapter: the base's is everybody's
         return layer
-
-    def _adapter_parameters(self, adapter: str) -> dict[str, nn.Parameter]:
-        return {name: p for name, p in self.peft.named_parameters() if f".{adapter}." in name}

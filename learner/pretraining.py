@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from app.rollouts.claimed import Claim
+from app.rollouts.claimed import Claim, ClaimedRollout
 from learner.batch import build_trajectories
 from learner.sao.value import explained_variance
 from learner.state import LearnerState
@@ -24,15 +24,16 @@ def pretrain_value(claim: Claim, state: LearnerState, epochs: int) -> Trained:
     """Trains the critic of `state`, in place, on all of the claim's rollouts `epochs` times; the policy stays.
 
     One critic step per `rollouts_per_update` rollouts, in an order drawn from the policy's seed and the update's
-    number. Explained variance is that of the history itself, before and after.
+    number. Explained variance is that of the history itself, before and after. A rollout that cannot be trained is left
+    out: there is no smaller group in which the others would be tried again.
 
     Raises:
-        ValueError: a rollout cannot be trained, or a health figure is not finite.
+        ValueError: no rollout can be trained, or a health figure is not finite.
         TrainingDiverged: a loss or gradient is not finite.
     """
     started = time.perf_counter()
     settings = state.settings
-    rollouts = [build_trajectories([rollout]) for rollout in claim.rollouts]
+    rollouts, left_out = _trainable(claim.rollouts)
     generator = torch.Generator().manual_seed((settings.seed + claim.updates_done) % 2**63)
     ev_before, _ = _fit(state, rollouts)
     grad_norms = []
@@ -54,6 +55,8 @@ def pretrain_value(claim: Claim, state: LearnerState, epochs: int) -> Trained:
         "ev_after": ev_after,
         "value_loss": loss,
         "value_grad_norm_max": max(grad_norms),
+        "left_out": len(left_out),
+        "left_out_first": left_out[0] if left_out else None,
     }
     json.dumps(health, allow_nan=False)
     seconds = {"critic": time.perf_counter() - started}
@@ -62,15 +65,35 @@ def pretrain_value(claim: Claim, state: LearnerState, epochs: int) -> Trained:
 
 def in_words(policy: str, health: Mapping[str, object]) -> str:
     """What a pretraining's health figures say to an operator."""
-    return (
+    words = (
         f"The critic of {policy} was trained on {health['rollouts']} rollouts ({health['action_tokens']} action "
         f"tokens) in {health['steps']} steps: explained variance {_figure(health['ev_before'])} before, "
         f"{_figure(health['ev_after'])} after."
     )
+    if health["left_out"]:
+        words += f" Left out: {health['left_out']}, the first since {health['left_out_first']}."
+    return words
 
 
 def _figure(value: object) -> str:
     return f"{value:.3f}" if isinstance(value, float) else "undefined (all returns tie)"
+
+
+def _trainable(rollouts: Sequence[ClaimedRollout]) -> tuple[list[list[Trajectory]], list[str]]:
+    """Each rollout's trajectories, and why the others have none.
+
+    Raises:
+        ValueError: none has any.
+    """
+    found, refused = [], []
+    for rollout in rollouts:
+        try:
+            found.append(build_trajectories([rollout]))
+        except ValueError as error:
+            refused.append(str(error))
+    if not found:
+        raise ValueError(f"none of {len(refused)} rollouts can be trained; the first: {refused[0]}")
+    return found, refused
 
 
 def _fit(state: LearnerState, rollouts: Sequence[list[Trajectory]]) -> tuple[float | None, float]:

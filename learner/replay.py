@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from app.db.repositories.policies import get_policy
 from app.db.session import Database
+from app.policies.files import delete_directory
 from app.rollouts.claimed import VersionRef
 from app.rollouts.recorded import NotRecorded, RecordedUpdate, chain_of, recorded
 from app.settings import Settings
@@ -31,7 +32,7 @@ class Replayed:
 
     update: RecordedUpdate
     made: VersionRef | None
-    """The version made again, in files that go when the replay ends; None: only the critic learned."""
+    """The version made again, in files that go when the replay goes on; None: only the critic learned."""
     largest_difference: float | None
     """Between its weights and the original's; None: they are equal, or the original's files are gone."""
 
@@ -83,6 +84,8 @@ def _run(updates: Sequence[RecordedUpdate], settings: Settings, scratch: Path) -
     torch.set_flush_denormal(True)  # as the learn worker does
     state: LearnerState | None = None
     artifacts, head = settings.artifacts_dir, None
+    checkpoint: Path | None = None
+    version: Path | None = None
     for update in updates:
         claim = update.claim if head is None else replace(update.claim, head=head)
         torch.set_num_threads(update.provenance["threads"])
@@ -92,10 +95,20 @@ def _run(updates: Sequence[RecordedUpdate], settings: Settings, scratch: Path) -
         result = step(claim, state) if epochs is None else pretrain_value(claim, state, epochs).result
         artifacts = scratch
         write_checkpoint(claim, state, artifacts)
+        checkpoint = _instead_of(checkpoint, checkpoint_dir(artifacts, claim.policy_name, claim.update_id))
         made = write_version(claim, state, artifacts) if result.policy_changed else None
+        if made is not None:
+            version = _instead_of(version, Path(made.path))
         head = claim.head if made is None else made
         state = state.after(claim.update_id, head)
         yield Replayed(update, made, None if made is None or update.made is None else _difference(made, update.made))
+
+
+def _instead_of(older: Path | None, newer: Path) -> Path:
+    """Only the newest files are continued: hundreds of updates must not need hundreds of times their space."""
+    if older is not None:
+        delete_directory(older)
+    return newer
 
 
 def _difference(made: VersionRef, original: VersionRef) -> float | None:

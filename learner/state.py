@@ -11,6 +11,7 @@ from app.policies.dtype import Dtype
 from app.policies.learning import LearningSettings, Training
 from app.rollouts.claimed import Claim, VersionRef
 from learner.artifacts import checkpoint_dir, sha256_of
+from learner.base_weights import base_sha256
 from learner.checkpoint import CheckpointMismatch, load_checkpoint
 from learner.full_model import FullModel
 from learner.lora_model import LoraModel
@@ -33,6 +34,8 @@ class LearnerState:
     """Of the newest rollouts trained, oldest first: what a running mean is taken of. Kept whatever the settings say."""
     recent_residuals: list[float]
     """Residuals of the newest rollouts trained, oldest first: the drift detector's window."""
+    base_sha256: str
+    """Of the base model's weights, as they were loaded."""
 
     def is_that_of(self, claim: Claim) -> bool:
         """Whether memory agrees with the database; if not, it must be loaded again."""
@@ -62,6 +65,7 @@ def load_state(claim: Claim, dtype: Dtype, artifacts_dir: Path) -> LearnerState:
     head = Path(claim.head.path)
     if sha256_of(head) != claim.head.sha256:
         raise CheckpointMismatch(f"{head} is missing or is not what was committed as version {claim.head.number}")
+    base = base_sha256(Path(claim.base_model))
     torch.manual_seed(settings.seed)
     model = MODELS[claim.training](Path(claim.base_model), dtype, settings, head)
     optimisers = build_optimisers(model, settings)
@@ -88,4 +92,5 @@ def load_state(claim: Claim, dtype: Dtype, artifacts_dir: Path) -> LearnerState:
         claim.head,
         recent_returns,
         recent_residuals,
+        base,
     )

@@ -60,7 +60,8 @@ def run_update(
     earlier_returns: Sequence[float] = (),
     reward_range: tuple[float, float] = (-1.0, 1.0),
 ) -> UpdateResult:
-    """Trains critic and policy on one batch, in place. `updates_done` counts the policy's earlier updates.
+    """Trains critic and policy on one batch, in place. `updates_done` counts the policy's earlier updates, the
+    critic's warm-up included, value pretrainings not.
 
     shortfall: what the policy still has to gain (`reward_shortfall`); learning rate and anchor follow it if so set.
     earlier_returns: of the rollouts trained before this batch, oldest first, for a running mean.

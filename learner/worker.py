@@ -225,6 +225,8 @@ class LearnWorker:
                 message = f"{claim.policy_name}: {trained.drift.in_words()}."
                 data = {"update_id": str(claim.update_id), **asdict(trained.drift)}
                 add_event(session, "drift", message, policy_id=claim.policy_id, data=data)
+        if trained.drift is not None:  # once the event is there
+            log.warning("drift", message=message, **data)
         head = claim.head if new is None or number is None else replace(new, number=number)
         self._state = state.after(claim.update_id, head)
         log.info(

@@ -1,6 +1,7 @@
 """What a claim hands to the learner: plain data, detached from any session."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 import numpy as np
@@ -63,7 +64,18 @@ class ClaimedRollout:
     @property
     def reward_count(self) -> int:
         """How many rewards its return is the sum of, at least 1: each lies in the policy's declared range."""
-        return max(1, sum(reward is not None for reward in (self.final_reward, *(i.reward for i in self.interactions))))
+        return max(1, len(self.rewards))
+
+    @property
+    def rewards(self) -> dict[str, float]:
+        """Target (the rollout's own id, or an interaction's) -> the reward that counts there."""
+        given = [(self.id, self.final_reward), *((i.id, i.reward) for i in self.interactions)]
+        return {str(target): reward for target, reward in given if reward is not None}
+
+    def with_rewards(self, rewards: Mapping[str, float]) -> "ClaimedRollout":
+        """The same rollout as it would be with these rewards (of any targets, its own among them) and no others."""
+        interactions = tuple(replace(i, reward=rewards.get(str(i.id))) for i in self.interactions)
+        return replace(self, interactions=interactions, final_reward=rewards.get(str(self.id)))
 
 
 @dataclass(frozen=True)
@@ -91,5 +103,7 @@ class Claim:
     """With reward_min, the policy's declared range of a reward."""
     rollouts: tuple[ClaimedRollout, ...] = field(repr=False)
     training: Training = "lora"
+    pretrainings: int = 0
+    """How many of `updates_done` were value pretrainings, which count for no warm-up."""
     probes: tuple[tuple[int, ...], ...] | None = None
     """The policy's canary prompts (token ids); None until its first batch fixes them."""

@@ -15,6 +15,7 @@ from app.db.repositories.policies import lock_policy
 from app.db.repositories.updates import (
     count_ready,
     oldest_retry_group,
+    pretraining_epochs,
     running_update,
     whole_interactions,
 )
@@ -200,11 +201,21 @@ def take_lease(session: Session, policy: Policy, picked: Sequence[Picked], owner
         head=VersionRef(head.number, head.path, head.sha256, head.adapter_name),
         checkpoint_update_id=policy.checkpoint_update_id,
         updates_done=policy.updates_done,
+        pretrainings=_pretrainings(session, policy),
         reward_min=policy.reward_min,
         reward_max=policy.reward_max,
         rollouts=tuple(claimed),
         probes=None if policy.probes is None else tuple(tuple(probe) for probe in policy.probes),
     )
+
+
+def _pretrainings(session: Session, policy: Policy) -> int:
+    """Among the policy's done updates. Each update's provenance counts those before it, so that a replay knows too."""
+    last = session.get(Update, policy.checkpoint_update_id) if policy.checkpoint_update_id else None
+    if last is None or last.provenance is None:
+        return 0
+    before: int = last.provenance.get("pretrainings", 0)
+    return before + (pretraining_epochs(last) is not None)
 
 
 def snapshot(session: Session, policy_id: UUID, head: int, rollouts: Sequence[Rollout]) -> list[ClaimedRollout]:

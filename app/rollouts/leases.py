@@ -172,14 +172,20 @@ def _fail(session: Session, update: Update, error: str, now: datetime, blame_rol
     update.state = UpdateState.FAILED
     update.error = error
     update.ended_at = now
-    how = "tried again in smaller groups" if blame_rollouts else "claimed again as they were"
     add_event(
         session,
         "update_failed",
-        f"An update failed ({error}); its {len(rows)} rollouts are {how}.",
+        _what_failed(error, len(rows), blame_rollouts),
         policy_id=update.policy_id,
         data={"update_id": str(update.id), "owner": update.owner},
     )
+
+
+def _what_failed(error: str, rollouts: int, blame_rollouts: bool) -> str:
+    if rollouts == 0:  # it claims none
+        return f"A value pretraining failed ({error}); the critic and all rollouts are as they were."
+    how = "tried again in smaller groups" if blame_rollouts else "claimed again as they were"
+    return f"An update failed ({error}); its {rollouts} rollouts are {how}."
 
 
 def _send_back(session: Session, rollout: Rollout, group: UUID | None) -> None:

@@ -7,6 +7,7 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from app.db.models import Policy, Rollout, Update
+from app.db.repositories.updates import pretraining_epochs
 from app.db.repositories.versions import get_version
 from app.policies.learning import as_training
 from app.rollouts.claimed import Claim, ClaimedRollout, VersionRef
@@ -73,17 +74,13 @@ def recorded(session: Session, policy: Policy, update: Update, updates_done: int
         head=head,
         checkpoint_update_id=UUID(provenance["checkpoint"]) if provenance["checkpoint"] else None,
         updates_done=updates_done,
+        pretrainings=provenance.get("pretrainings", 0),  # releases that did not record it let them count
         reward_min=low,
         reward_max=high,
-        rollouts=tuple(_rollouts(session, policy.id, provenance, update.id, head.number)),
+        rollouts=tuple(_rollouts(session, policy.id, update, provenance)),
     )
     made = None if update.version is None else _reference(session, policy, update.version)
-    return RecordedUpdate(claim, made, provenance, _pretraining_epochs(update))
-
-
-def _pretraining_epochs(update: Update) -> int | None:
-    health = update.health or {}
-    return int(health["epochs"]) if health.get("kind") == "value_pretraining" else None
+    return RecordedUpdate(claim, made, provenance, pretraining_epochs(update))
 
 
 def _reference(session: Session, policy: Policy, number: int) -> VersionRef:
@@ -93,19 +90,25 @@ def _reference(session: Session, policy: Policy, number: int) -> VersionRef:
     return VersionRef(version.number, version.path, version.sha256, version.adapter_name)
 
 
-def _rollouts(
-    session: Session, policy_id: UUID, provenance: dict[str, Any], update_id: UUID, head: int
-) -> list[ClaimedRollout]:
+def _rollouts(session: Session, policy_id: UUID, update: Update, provenance: dict[str, Any]) -> list[ClaimedRollout]:
+    """With the rewards that counted at the claim. Those of a rollout that an update has claimed never change again, and
+    are compared; a pretraining claims none, and what is only ready may be rewarded anew, so it recorded its own.
+    """
     rows = [session.get(Rollout, UUID(rollout)) for rollout in provenance["rollouts"]]
-    claimed = snapshot(session, policy_id, head, [row for row in rows if row is not None])
+    claimed = snapshot(session, policy_id, update.base_version, [row for row in rows if row is not None])
     there = {str(rollout.id) for rollout in claimed if rollout.interactions}
     if missing := [rollout for rollout in provenance["rollouts"] if rollout not in there]:
-        raise NotRecorded(f"update {update_id} was trained on rollouts that are gone: {', '.join(missing)}")
-    changed = [
-        f"{rollout.id} ({then:g} then, {rollout.total_return:g} now)"
-        for then, rollout in zip(provenance["returns"], claimed, strict=True)
-        if then != rollout.total_return
-    ]
+        raise NotRecorded(f"update {update.id} was trained on rollouts that are gone: {', '.join(missing)}")
+    rewards = provenance.get("rewards")
+    if rewards is None:  # made by a release that recorded their sums alone
+        sums = zip(provenance["returns"], claimed, strict=True)
+        changed = [rollout for then, rollout in sums if then != rollout.total_return]
+    else:
+        as_claimed = [rollout.with_rewards(rewards) for rollout in claimed]
+        if pretraining_epochs(update) is not None:
+            return as_claimed
+        changed = [now for then, now in zip(as_claimed, claimed, strict=True) if then.rewards != now.rewards]
     if changed:
-        raise NotRecorded(f"update {update_id} was trained on other returns of rollouts: {', '.join(changed)}")
+        names = ", ".join(str(rollout.id) for rollout in changed)
+        raise NotRecorded(f"update {update.id} was trained on other rewards of rollouts: {names}")
     return claimed

@@ -62,6 +62,12 @@ def update_rollouts(session: Session, update_id: UUID) -> list[UpdateRollout]:
     )
 
 
+def pretraining_epochs(update: Update) -> int | None:
+    """Of a done value pretraining; None: it is another update."""
+    health = update.health or {}
+    return int(health["epochs"]) if health.get("kind") == "value_pretraining" else None
+
+
 def count_ready(session: Session, policy_id: UUID) -> tuple[int, datetime | None]:
     """How many rollouts wait for an ordinary batch, and since when the oldest does."""
     row = session.execute(

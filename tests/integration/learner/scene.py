@@ -17,6 +17,7 @@ from app.db.session import Database
 from app.feedback.rules import NewFeedback, apply_feedback
 from app.policies.learning import LearningSettings, Training
 from app.rollouts.lifecycle import Completed, NewInteraction, begin_interaction, complete_interaction
+from app.rollouts.provenance import Labelled
 from app.settings import Settings
 from tests.unit.learner.conftest import VOCABULARY, full_settings
 
@@ -75,11 +76,13 @@ class Scene:
         group: str | None = None,
         reward: float | None = None,
         turn_reward: float | None = None,
+        finish_reason: str = "stop",
+        labelled: Labelled | None = None,
     ) -> UUID:
         """One rewarded call. A poisoned one holds an id that the model does not have.
 
         group: its tag; the prompt is its own all the same. reward: None: 1 if its first token is even, else 0.
-        turn_reward: the call's own, if any, beside the rollout's.
+        turn_reward: the call's own, if any, beside the rollout's. labelled: which weights the engine says sampled it.
         """
         prompt = SHARED_PROMPT + torch.randint(3, VOCABULARY, (4,), generator=self.generator).tolist()
         completion, logprobs = self.sample(prompt, action_tokens)
@@ -103,11 +106,12 @@ class Scene:
         done = Completed(
             completion_ids=np.array(completion, np.int32),
             logprobs=np.array(logprobs, np.float32),
-            finish_reason="stop",
+            finish_reason=finish_reason,
             response=None,
             version=0,
             replica=None,
             first_token_at=None,
+            labelled=labelled,
         )
         with self.database.write() as session:
             begun = begin_interaction(session, new)

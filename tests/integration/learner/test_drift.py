@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from app.db.models import UpdateRollout
 from app.db.session import Database
@@ -43,13 +44,16 @@ def test_a_change_is_noticed_once_and_by_a_new_process_too(scene: Scene, new_wor
     train(scene, worker, 1.0)
     assert scene.events("drift") == []
     worker = new_worker()
-    after = train(scene, worker, -1.0)
+    with capture_logs() as logs:
+        after = train(scene, worker, -1.0)
     (event,) = scene.events("drift")
     assert event.policy_id == scene.policy_id
     assert event.message.startswith("p: rewards became less than the critic expects")
     assert event.data["update_id"] == str(scene.updates()[-1].id)
     assert event.data["batch"] == pytest.approx(sum(after) / BATCH)
     assert event.data["before"] > 0.5
+    (line,) = [line for line in logs if line["event"] == "drift"]
+    assert (line["log_level"], line["message"]) == ("warning", event.message)
     train(scene, worker, -1.0)
     assert len(scene.events("drift")) == 1
 

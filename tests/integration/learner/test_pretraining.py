@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from sqlalchemy import update as sql_update
 from typer.testing import CliRunner
 
 import evergreen.pretrain
 import learner.tasks
+from app.db.models import Interaction
 from app.db.session import Database
-from app.policies.learning import Training
+from app.policies.learning import LearningSettings, Training
 from app.rollouts.learning import Idle, claim_update
 from app.settings import Settings, get_settings
 from evergreen.cli import app as cli
@@ -62,15 +64,26 @@ def test_the_critic_learns_from_history_and_the_policy_stays(scene: Scene, new_w
     assert last.health["ev_before"] > 0.2
 
 
-def test_it_counts_as_one_update_of_the_warm_up(scene: Scene, new_worker: NewWorker) -> None:
-    """Rollouts that are only ready are history too, and stay ready: the policy is trained on them next."""
+def test_it_counts_for_no_warm_up(scene: Scene, new_worker: NewWorker) -> None:
+    """Rollouts that are only ready are history too, and stay ready: they are trained next, by the critic alone."""
     worker = new_worker()
     worker.tick()
     scene.rollouts(4)
-    worker.pretrain(scene.policy_id, 2)
+    for _ in range(3):
+        worker.pretrain(scene.policy_id, 1)
     assert scene.states() == {("ready", None): 4}
     worker.tick()
-    assert [(u.state, u.version) for u in scene.updates()] == [("done", None), ("done", 1)]
+    scene.rollouts(4)
+    new_worker().tick()  # what a checkpoint and a row know is enough
+    *_, warm_up, first = scene.updates()
+    assert [(u.state, u.version) for u in scene.updates()] == [("done", None)] * 4 + [("done", 1)]
+    assert warm_up.health is not None
+    assert warm_up.health["policy_lr"] is None
+    assert first.health is not None
+    settings = LearningSettings.model_validate(first.settings)
+    full_length = settings.policy_lr * first.health["reward_shortfall"]
+    assert settings.lr_warmup_updates == 2
+    assert first.health["policy_lr"] == pytest.approx(full_length / 3)
 
 
 def test_never_beside_a_running_update(scene: Scene, new_worker: NewWorker) -> None:
@@ -141,3 +154,24 @@ def test_a_failure_leaves_everything_as_it_was(scene: Scene, new_worker: NewWork
     assert scene.newest_checkpoint() == checkpoint
     assert scene.states() == {("trained", None): 4, ("ready", None): 1}
     assert scene.events("value_pretrained") == []
+    (event,) = scene.events("update_failed")
+    assert event.message.startswith("A value pretraining failed (IndexError")
+    assert event.message.endswith("the critic and all rollouts are as they were.")
+
+
+def test_a_rollout_that_cannot_be_trained_is_left_out(scene: Scene, new_worker: NewWorker) -> None:
+    worker = new_worker()
+    worker.tick()
+    broken, *_ = scene.rollouts(5)
+    with scene.database.write() as session:
+        session.execute(sql_update(Interaction).where(Interaction.rollout_id == broken).values(temperature=0.0))
+    worker.pretrain(scene.policy_id, 1)
+    (update,) = scene.updates()
+    assert update.health is not None, update.error
+    assert (update.health["rollouts"], update.health["left_out"]) == (4, 1)
+    (event,) = scene.events("value_pretrained")
+    assert f"Left out: 1, the first since rollout {broken} cannot be trained" in event.message
+    with scene.database.write() as session:
+        session.execute(sql_update(Interaction).values(temperature=0.0))
+    worker.pretrain(scene.policy_id, 1)
+    assert "none of 5 rollouts can be trained" in (scene.updates()[-1].error or "")

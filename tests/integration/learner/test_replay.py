@@ -3,16 +3,20 @@
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID
 
 import pytest
+import torch
 from sqlalchemy import delete
 from sqlalchemy import update as sql_update
 
-from app.db.models import Feedback, Interaction, Policy, PolicyVersion
+import learner.replay
+from app.db.models import Feedback, Interaction, Policy, PolicyVersion, Update
 from app.db.session import Database
+from app.feedback.rules import NewFeedback, apply_feedback
 from app.policies.files import delete_directory
 from app.settings import Settings
 from learner.worker import LearnWorker
@@ -132,6 +136,30 @@ def test_missing_rollouts_are_named_and_refused(trained: Scene) -> None:
     assert f"update {done_update.id} was trained on rollouts that are gone: {one}, {other}" in refused.stdout
 
 
+def test_another_base_model_is_named(trained: Scene) -> None:
+    with trained.database.write() as session:
+        for update in session.query(Update).order_by(Update.id):
+            assert update.provenance is not None
+            update.provenance = update.provenance | {"base_sha256": "0" * 64}
+    done = replay(trained, "--to", "5")
+    assert f"not as then, so that hashes may differ: base model {'0' * 64} then, " in done.stdout
+    assert equal_versions(done) == [5]  # the row lies, not the files
+
+
+def test_it_keeps_no_files_that_it_does_not_need(
+    trained: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "set_flush_denormal", lambda _: True)  # a mode of this whole process
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    for _ in learner.replay.replay(trained.database, trained.settings, "p", 5, 0):
+        assert len(list(scratch.glob("*/p/checkpoints/*"))) == 1
+        assert len(list(scratch.glob("*/p/versions/*"))) <= 1
+    assert list(scratch.iterdir()) == []
+    assert all(Path(version.path).is_dir() for version in trained.versions())
+
+
 def test_changed_rewards_are_named_and_refused(trained: Scene) -> None:
     done_update = trained.updates()[2]
     assert done_update.provenance is not None
@@ -140,7 +168,40 @@ def test_changed_rewards_are_named_and_refused(trained: Scene) -> None:
         session.execute(sql_update(Feedback).where(Feedback.rollout_id == rollout).values(value=0.25))
     refused = replay(trained, "--to", "5", "--from", "0")
     assert refused.returncode == 2
-    assert f"was trained on other returns of rollouts: {rollout}" in refused.stdout
+    assert f"was trained on other rewards of rollouts: {rollout}" in refused.stdout
+
+
+def test_a_reward_that_moved_to_another_turn_is_refused(scene: Scene, new_worker: NewWorker) -> None:
+    """Its rollout's return is as it was."""
+    moved = scene.rollout(reward=0.25, turn_reward=0.5)
+    scene.rollouts(7)
+    worker = new_worker()
+    for _ in range(2):
+        worker.tick()
+    assert scene.policy().head == 1
+    with scene.database.write() as session:
+        turn, own = session.query(Feedback).filter(Feedback.rollout_id == moved).order_by(Feedback.id)
+        turn.value, own.value = own.value, turn.value
+    refused = replay(scene, "--to", "1")
+    assert refused.returncode == 2
+    assert f"was trained on other rewards of rollouts: {moved}" in refused.stdout
+
+
+def test_a_pretraining_on_rewards_that_were_revised_later(scene: Scene, new_worker: NewWorker) -> None:
+    """Its rollouts were ready, and trained with other rewards afterwards."""
+    worker = new_worker()
+    worker.tick()
+    ready = scene.rollouts(4)
+    worker.pretrain(scene.policy_id, 2)
+    with scene.database.write() as session:
+        for rollout in ready:
+            again = NewFeedback(str(rollout), None, 0.125, body_sha256="b" * 64)
+            assert apply_feedback(session, scene.key, again)["status"] == "applied"
+    train(scene, worker, 3)
+    assert scene.policy().head == 2
+    done = replay(scene, "--to", "2", "--from", "0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert equal_versions(done) == [1, 2]
 
 
 def test_a_version_that_does_not_exist(trained: Scene) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from app.celery_app import LEARN_TICK, create_celery_app, worker_command
 from app.settings import Settings
+from evergreen.pretrain import send_pretraining
 from learner.tasks import NICENESS
 from tests.integration.control.processes import eventually, process
 from tests.integration.learner.scene import Scene
@@ -40,3 +41,26 @@ def test_a_worker_process_learns_when_it_is_woken(scene: Scene, settings: Settin
         assert child.wait(timeout=60) == 0
     assert scene.states() == {("trained", None): 8}
     assert [u.state for u in scene.updates()] == ["done", "done"]
+
+
+@pytest.mark.timeout(300)
+def test_a_worker_process_pretrains_when_it_is_asked(scene: Scene, settings: Settings, tmp_path: Path) -> None:
+    waker = create_celery_app(settings)
+    with learn_worker(settings, tmp_path / "learn.log"):
+
+        def prepared() -> bool:
+            waker.send_task(LEARN_TICK, queue="learn", expires=1.0)
+            return scene.policy().head == 0
+
+        eventually(prepared, within_s=120, what="version 0")
+        send_pretraining(settings, "p", 1)
+        eventually(lambda: bool(scene.events("value_not_pretrained")), within_s=120, what="the refusal")
+        scene.rollouts(3)  # too few for an update, whatever ticks are left
+        send_pretraining(settings, "p", 2)
+        eventually(lambda: bool(scene.events("value_pretrained")), within_s=120, what="the pretraining")
+    assert scene.events("value_not_pretrained")[0].message.startswith("no_history")
+    (update,) = scene.updates()
+    assert (update.state, update.version) == ("done", None)
+    assert update.health is not None
+    assert (update.health["rollouts"], update.health["epochs"]) == (3, 2)
+    assert scene.states() == {("ready", None): 3}

@@ -2,10 +2,11 @@
 
 import pytest
 
+from app.db.repositories.policies import lock_policy
 from app.db.repositories.rollouts import sampled
 from app.db.repositories.versions import get_version
 from app.feedback.views import interaction_view
-from tests.integration.store.world import SMALL, World
+from tests.integration.store.world import SMALL, World, version_row
 
 
 @pytest.fixture
@@ -75,6 +76,43 @@ def test_what_nobody_can_name_is_not_trained(world: World, labelled: tuple[tuple
     assert interaction_view(row, [])["version_runs"] == []
     world.feedback(1.0, rollout="chat")
     assert world.state(begun.rollout_id) == ("skipped", "unknown_weights")
+
+
+def test_one_token_of_a_version_that_was_rolled_back_is_enough(world: World, names: list[str]) -> None:
+    with world.database.write() as session:
+        policy = lock_policy(session, world.policy_id)
+        session.add(version_row(policy, 4, 3, "rolled_back"))
+        session.add(version_row(policy, 5, 3))
+        session.flush()
+        labels = {number: get_version(session, policy.id, number) for number in (3, 4, 5)}
+        policy.head = 5
+    runs = [(3, 2), (4, 1), (3, 2)], [(3, 1), (5, 4)]
+    lost, kept = (world.begin(f"chat-{i}", version=3) for i in range(2))
+    for begun, of in zip((lost, kept), runs, strict=True):
+        labelled = tuple((row.adapter_name, n) for number, n in of if (row := labels[number]) is not None)
+        world.complete(begun.interaction_id, [1, 2, 3, 4, 5], version=3, labelled=labelled)
+        world.feedback(1.0, rollout=begun.rollout_id)
+    world.rewarded(version=5)
+    assert {rollout.id for rollout in world.batch().rollouts} >= {kept.rollout_id}
+    assert world.state(lost.rollout_id) == ("skipped", "off_lineage")
+    assert world.state(kept.rollout_id) == ("training", None)
+
+
+def test_an_environment_error_outweighs_what_several_versions_sampled(world: World, names: list[str]) -> None:
+    begun = [world.begin(f"chat-{i}", version=2) for i in range(2)]
+    for spanning in begun:
+        labelled = ((names[2], 2), (names[3], 1))
+        world.complete(spanning.interaction_id, [1, 2, 3], version=2, labelled=labelled)
+    open_, ready = begun
+    world.feedback(1.0, rollout=ready.rollout_id)
+    assert world.state(ready.rollout_id) == ("ready", None)
+    for spanning in begun:
+        answer = world.feedback(rollout=spanning.rollout_id, outcome="environment_error")
+        assert answer["rollout"] == {"state": "skipped", "reason": "environment_error"}
+        assert world.interaction(spanning.interaction_id).version_runs == [[2, 2], [3, 1]]
+    late = world.feedback(1.0, rollout=open_.rollout_id)
+    assert (late["status"], late["rollout"]["reason"]) == ("late", "environment_error")
+    assert world.idle_reason().startswith("too_few_rollouts")
 
 
 def test_an_adapter_samples_all_of_a_completion(world: World) -> None:

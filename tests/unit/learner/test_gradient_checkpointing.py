@@ -22,7 +22,7 @@ from learner.step import run_update
 from tests.unit.learner.batches import two_prefix_batch
 from tests.unit.learner.conftest import full_settings
 
-Build = Callable[[bool], LearnerModel]
+Build = Callable[..., LearnerModel]
 
 
 @pytest.fixture(params=["lora", "full"])
@@ -59,11 +59,12 @@ def gradients(model: LearnerModel, role: Role, budget: int) -> dict[str, Tensor]
     return {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("budget", [24, 4096])
 @pytest.mark.parametrize("role", ["policy", "value"])
-def test_gradients_are_the_same(build: Build, role: Role, budget: int) -> None:
-    expected = gradients(build(False), role, budget)
-    found = gradients(build(True), role, budget)
+def test_gradients_are_the_same(build: Build, role: Role, budget: int, dtype: Dtype) -> None:
+    expected = gradients(build(False, dtype), role, budget)
+    found = gradients(build(True, dtype), role, budget)
     assert found.keys() == expected.keys()
     assert len(expected) > 10
     for name, gradient in found.items():

@@ -1,5 +1,6 @@
 """Rollouts that a limit of length cut off: terminal, or worth what the critic expects beyond the cut."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -21,7 +22,11 @@ BOOTSTRAP = SETTINGS.model_copy(update={"truncation": "bootstrap", "gamma": 0.5,
 
 @pytest.fixture
 def batch() -> list[Trajectory]:
-    return [replace(t, truncated=i in CUT) for i, t in enumerate(two_prefix_batch())]
+    """Cut ones among them, with tokens of several versions."""
+    return [
+        replace(t, truncated=i in CUT, staleness=torch.arange(t.staleness.numel()) % 3)
+        for i, t in enumerate(two_prefix_batch())
+    ]
 
 
 @pytest.fixture
@@ -86,6 +91,8 @@ def test_an_update_takes_it_into_account(critic: LoraModel, batch: list[Trajecto
     result = run_update(critic, build_optimisers(critic, chosen), batch, chosen, updates_done=0, shortfall=1.0)
     ends = end_values(critic, batch, chosen)
     assert bool(ends.any()) == (chosen.truncation == "bootstrap")
+    versions = Counter(torch.cat([t.staleness for t in batch]).tolist())
+    assert result.health["staleness"] == {str(steps): versions[steps] for steps in range(3)}
     plan = critic.plan(batch, 4096)
     with torch.no_grad():
         values = critic.values(critic.read_states("value", plan))
