@@ -17,7 +17,7 @@ class PolicyBatch:
     """What the objective needs of a batch's N action tokens, in flat order.
 
     anchor_weights, anchor_failing: (N,) weights of KL(base || pi) in units of `anchor_coefficient`; the second is what
-    comes on top where the critic expects failure and the policy has settled.
+    comes on top where the critic expects failure.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class PolicyBatch:
         weights, failing = (
             of[micro_batch.index].to(anchor.device) for of in (self._anchor_weights, self._anchor_failing)
         )
-        if failing.any():  # else a pass over the vocabulary is spared
-            failing = failing * settled(logprobs)
+        if self.settings.anchor_settled_power > 0:
+            failing = failing * settled(logprobs) ** self.settings.anchor_settled_power
         weights = self.settings.anchor_coefficient * (weights + failing)
         return (weights * anchor).sum() / self._plan.token_count
 
