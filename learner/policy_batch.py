@@ -61,7 +61,7 @@ class PolicyBatch:
             weights = clip_weights(taken - behaviour, advantages, self.settings.dis_band, self.settings.clip)
             ids, opening = (of[micro_batch.index].to(logprobs.device) for of in (self._plan.action_ids, self.opening))
             sums.append(push_sums(logprobs, ids, weights * advantages, opening))
-        return common_pushes(sums)
+        return common_pushes(sums, self.settings.centring_threshold)
 
     def _taken(self, logprobs: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
         """(n,) log pi of the sampled tokens, their behaviour log-probs and advantages."""

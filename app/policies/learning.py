@@ -73,8 +73,11 @@ class LearningSettings(BaseModel):
     """What comes on top is multiplied by this power of sum_v pi(v)^2, 1 where the policy has settled on one token: a
     policy that fails because it still explores needs no floor. 0: it is not."""
     centring: float = Field(0.95, ge=0, le=1)
-    """How much of what chance makes of the batch's common push on the logits is taken out of the policy's gradient: the
-    noise that moves all answers together. 0: the paper's objective."""
+    """How much of the batch's common push on the logits is taken out of the policy's gradient: the noise that moves all
+    answers together. 0: the paper's objective."""
+    centring_threshold: float | None = Field(None, gt=0)
+    """What is left in of a common push that is no noise: taken out is so many times chance's share of its square, at
+    most all of it. Null: all of it, whatever chance says."""
 
     policy_optimiser: Literal["preconditioned", "adamw"] = "preconditioned"
     policy_lr: LearningRate = 3e-4

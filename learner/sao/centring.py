@@ -1,4 +1,4 @@
-"""Centring: what a batch pushes all of its tokens by together is taken out of the policy's gradient, if it is chance.
+"""Centring: what a batch pushes all of its tokens by together is taken out of the policy's gradient, but for a share.
 
 Not in the paper; docs/decisions/0009 and 0015 say why. Rollouts of one task have nearly the same states, so what moves
 one answer moves all of them, and the noise of a small batch adds up there: measured on SmolLM2 and tickets, 99 % of a
@@ -6,9 +6,9 @@ plain step is such a common movement and 1 % tells tickets apart. The objective'
 action token is its push, f(r_t) A_t (onehot(a_t) - pi(. | s_t)). Taking the common part out of the pushes is a natural
 gradient (Kakade 2001) under a kernel that knows a common part and a part of each token's own.
 
-Where one answer is right for every prompt the common part is the signal. So it is shrunk as James and Stein (1961,
-positive part) shrink a mean: taken out is the share of its square that tokens which push independently of each other
-would have by chance.
+Where one answer is right for every prompt the common part is the signal. With a threshold it is shrunk as James and
+Stein (1961, positive part) shrink a mean: taken out is so many times the share of its square that tokens which push
+independently of each other would have by chance.
 
 What is taken out is spread over the tokens by their mobility, 1 - sum_v pi(v)^2, the trace of a softmax's Fisher
 matrix: a token whose answer is settled takes no part, tokens that are all alike share evenly. Openings (the first token
@@ -59,7 +59,7 @@ def push_sums(logprobs: Tensor, action_ids: Tensor, weights: Tensor, opening: Te
 
 
 def chance_share(sums: PushSums) -> Tensor:
-    """(2,) in [0, 1]: which share of the common push's square its kind's tokens would have by chance.
+    """(2,) which share of the common push's square its kind's tokens would have by chance; above 1 if they agree less.
 
     By chance, (sum |p_t|^2 - |sum p_t|^2 / n) n / (n - 1): n tokens that push independently, with the variance that
     they have here. 0 for a single token, which has no other to be told from.
@@ -68,16 +68,20 @@ def chance_share(sums: PushSums) -> Tensor:
     n = sums.tokens
     chance = (sums.squares - common / n.clamp(min=1)) * n / (n - 1).clamp(min=1)
     # rounding can leave a chance below 0; without a common push there is nothing to share
-    return torch.where(common > 0, (chance / common).clamp(0.0, 1.0), 0.0)
+    return torch.where(common > 0, (chance / common).clamp(min=0.0), 0.0)
 
 
-def common_pushes(parts: Sequence[PushSums]) -> Tensor:
+def common_pushes(parts: Sequence[PushSums], threshold: float | None) -> Tensor:
     """(2, V): what centring takes from a token of mobility 1, of its kind's. parts: of the WHOLE batch.
 
-    Never more than the sum, however settled the tokens are.
+    threshold: so many times chance's share of the common push, at most all of it; None: all of it. Never more than the
+    sum, however settled the tokens are.
     """
     sums = PushSums(*(torch.stack(of).sum(0) for of in zip(*parts, strict=True)))
-    return sums.pushes * (chance_share(sums) / sums.mobilities.clamp(min=1.0)).unsqueeze(1)
+    taken = sums.pushes / sums.mobilities.clamp(min=1.0).unsqueeze(1)
+    if threshold is None:
+        return taken
+    return taken * (threshold * chance_share(sums)).clamp(max=1.0).unsqueeze(1)
 
 
 def centring_loss(logprobs: Tensor, opening: Tensor, common: Tensor, centring: float, token_count: int) -> Tensor:

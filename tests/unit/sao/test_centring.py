@@ -43,17 +43,20 @@ def test_the_share_of_chance_by_hand() -> None:
     torch.testing.assert_close(shares, torch.tensor([1.0, 0.0]))
     # (2, -2) and (1, -1): distances of 1/2 each, chance 2, |(3, -3)|^2 = 18. One token is none's chance
     torch.testing.assert_close(chance_share(of_kinds([[2, -2], [1, -1]], [[5, -5]])), torch.tensor([1 / 9, 0.0]))
-    # chance could have made more than there is; no common push; no tokens
-    assert chance_share(of_kinds([[3, -3], [-2, 2]], [[1, -1], [-1, 1]])).tolist() == [1.0, 0.0]
+    # distances of (5/2, -5/2) make chance 50, of a square of 2; no common push; no tokens
+    assert chance_share(of_kinds([[3, -3], [-2, 2]], [[1, -1], [-1, 1]])).tolist() == [25.0, 0.0]
     assert chance_share(of_kinds([], [])).tolist() == [0.0, 0.0]
 
 
-def test_common_pushes_are_what_chance_has_of_the_whole_batch_by_mobility() -> None:
+def test_common_pushes_are_shares_of_the_whole_batch_by_mobility() -> None:
     parts = [of_kinds([[1, -1]], [[2, -2]]), of_kinds([[0, 0]], [[1, -1]])]
-    torch.testing.assert_close(common_pushes(parts), torch.tensor([[0.5, -0.5], [1 / 6, -1 / 6]]))
+    torch.testing.assert_close(common_pushes(parts, None), torch.tensor([[0.5, -0.5], [1.5, -1.5]]))
+    # shares of chance: 1 and 1/9
+    torch.testing.assert_close(common_pushes(parts, 3.0), torch.tensor([[0.5, -0.5], [0.5, -0.5]]))
+    torch.testing.assert_close(common_pushes(parts, 0.5), torch.tensor([[0.25, -0.25], [1 / 12, -1 / 12]]))
     settled = [part._replace(mobilities=torch.tensor([0.0, 0.25])) for part in parts]
     # never more than the sum, however settled the tokens are
-    torch.testing.assert_close(common_pushes(settled), torch.tensor([[1.0, -1.0], [1 / 3, -1 / 3]]))
+    torch.testing.assert_close(common_pushes(settled, None), torch.tensor([[1.0, -1.0], [3.0, -3.0]]))
 
 
 def random_batch(count: int = 12, vocabulary: int = 7) -> tuple[torch.Tensor, ...]:
@@ -72,17 +75,17 @@ def reference_chance(pushes: list[list[float]]) -> float:
     n, width = len(pushes), len(pushes[0])
     total = [sum(push[v] for push in pushes) for v in range(width)]
     variance = sum((push[v] - total[v] / n) ** 2 for push in pushes for v in range(width)) / (n - 1)
-    return min(1.0, n * variance / sum(x * x for x in total))
+    return n * variance / sum(x * x for x in total)
 
 
-@pytest.mark.parametrize("centring", [0.0, 0.3, 1.0])
-def test_the_gradient_against_plain_loops(centring: float) -> None:
+@pytest.mark.parametrize(("centring", "threshold"), [(0.0, None), (0.3, None), (1.0, None), (0.3, 1.0), (1.0, 0.5)])
+def test_the_gradient_against_plain_loops(centring: float, threshold: float | None) -> None:
     logits, ids, behaviour, advantages, opening = random_batch()
     count, vocabulary = logits.shape
     logprobs = logits.log_softmax(-1)
     taken = logprobs.gather(1, ids.unsqueeze(1)).squeeze(1)
     weights = dis_weights(taken - behaviour, BAND) * advantages
-    common = common_pushes([push_sums(logprobs, ids, weights, opening)])
+    common = common_pushes([push_sums(logprobs, ids, weights, opening)], threshold)
     loss = policy_loss(taken, behaviour, advantages, BAND, count)
     (loss + centring_loss(logprobs, opening, common, centring, count)).backward()
 
@@ -97,9 +100,27 @@ def test_the_gradient_against_plain_loops(centring: float) -> None:
         kind = [s for s in range(count) if bool(opening[s]) == bool(opening[t])]
         for v in range(vocabulary):
             share = mobilities[t] / sum(mobilities[s] for s in kind)
-            taken_out = centring * reference_chance([pushes[s] for s in kind])
+            taken_out = centring * (
+                min(1.0, threshold * reference_chance([pushes[s] for s in kind])) if threshold else 1.0
+            )
             expected = -(pushes[t][v] - taken_out * share * sum(pushes[s][v] for s in kind)) / count
             assert float(logits.grad[t, v]) == pytest.approx(expected, abs=1e-12)  # type: ignore[index]
+
+
+def test_all_of_it_leaves_a_batch_no_common_push() -> None:
+    logits, ids, behaviour, advantages, opening = random_batch()
+    logprobs = logits.log_softmax(-1)
+    taken = logprobs.gather(1, ids.unsqueeze(1)).squeeze(1)
+    weights = dis_weights(taken - behaviour, BAND) * advantages
+    common = common_pushes([push_sums(logprobs, ids, weights, opening)], None)
+    loss = policy_loss(taken, behaviour, advantages, BAND, len(ids)) + centring_loss(
+        logprobs, opening, common, 1.0, len(ids)
+    )
+    loss.backward()
+    assert logits.grad is not None
+    for kind in (opening, ~opening):
+        assert logits.grad[kind].abs().max() > 1e-3
+        torch.testing.assert_close(logits.grad[kind].sum(0), torch.zeros(7, dtype=torch.float64), atol=1e-12, rtol=0)
 
 
 def test_what_no_chance_would_make_is_left() -> None:
@@ -109,12 +130,9 @@ def test_what_no_chance_would_make_is_left() -> None:
     opening = torch.tensor([True, True, False, False, False, False])
     ids = torch.tensor([0, 0, 0, 0, 1, 1])
     weights = torch.ones(6, dtype=torch.float64)
-    common = common_pushes([push_sums(logprobs, ids, weights, opening)])
-    zeros = torch.zeros(6, dtype=torch.float64)
+    common = common_pushes([push_sums(logprobs, ids, weights, opening)], 1.0)
     taken = logprobs.gather(1, ids.unsqueeze(1)).squeeze(1)
-    (
-        policy_loss(taken, taken.detach() + zeros, weights, BAND, 6) + centring_loss(logprobs, opening, common, 1.0, 6)
-    ).backward()
+    (policy_loss(taken, taken.detach(), weights, BAND, 6) + centring_loss(logprobs, opening, common, 1.0, 6)).backward()
     assert logits.grad is not None
     push = -6 * logits.grad
     # openings agree: all is left
