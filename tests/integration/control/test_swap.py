@@ -173,7 +173,8 @@ def test_a_swap_that_takes_long_holds_up_the_other_replicas_for_as_long(
             session.get_one(Replica, second.id).swap_began_at = None
 
     engine.at_reload = look
-    one.tick(PATIENCE_S)
+    for _ in range(3):  # either replica can be the first
+        one.tick(PATIENCE_S)
     assert closed[:2] == [True, False]
 
 
