@@ -188,11 +188,18 @@ def test_changed_settings_take_effect_at_the_next_update(scene: Scene, new_worke
 
 @pytest.mark.parametrize("others", ["lora", "full"])
 def test_two_policies_do_not_mix(
-    scene: Scene, settings: Settings, database: Database, tiny_model: Path, new_worker: NewWorker, others: Training
+    scene: Scene,
+    settings: Settings,
+    database: Database,
+    tiny_model: Path,
+    tmp_path: Path,
+    new_worker: NewWorker,
+    others: Training,
 ) -> None:
     """One worker, one model in memory, two policies in turn: each goes on from its own head."""
     faster = LEARNING_OF[others].model_copy(update={"policy_lr": 1e-2})
-    other = Scene(settings, database, tiny_model, faster, name="q", training=others)
+    base = shutil.copytree(tiny_model, tmp_path / "base of its own") if others == "full" else tiny_model
+    other = Scene(settings, database, base, faster, name="q", training=others)
     scene.rollouts(8)
     other.rollouts(8)
     worker = new_worker()

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from app.policies.learning import LearningSettings
 from benchmarks.stability import ARMS, COLUMNS, MAX_STALENESS, Run, main, stability
@@ -43,6 +44,9 @@ def test_a_result_of_other_settings_is_refused(tmp_path: Path, monkeypatch: pyte
     def run(*options: str) -> None:
         common = ["stability", "--arms", "sao", "--seeds", "1", "--out", str(tmp_path)]
         monkeypatch.setattr(sys, "argv", [*common, *options])
+        # modes of this whole process, which other tests' floats would feel
+        monkeypatch.setattr(torch, "set_flush_denormal", lambda _: True)
+        monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
         main()
 
     run("--updates", "2")
