@@ -6,7 +6,7 @@ dead or slow one holds up no other. A version goes live when it is verified on e
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from uuid import UUID, uuid4
 
@@ -50,9 +50,8 @@ class Deployer:
         self._running: dict[UUID, Future[None]] = {}
         self._readings: dict[UUID, Readings] = {}
         self._standstills: dict[UUID, Standstill] = {}
-        self._crowded: set[UUID] = set()
-        self._unserved: set[UUID] = set()
-        self._overdue: set[UUID] = set()
+        self._told: dict[str, frozenset[UUID]] = {}
+        """Event -> what it was said of at the last tick, and still holds."""
 
     def tick(self, wait_s: float = 2.0) -> None:
         """Begin a pass over every replica that has none, wait for them up to `wait_s`, and promote what is ready.
@@ -98,51 +97,44 @@ class Deployer:
                 deployments.go_live(session, policy_id)
 
     def _tell_overdue(self) -> None:
-        """Say it once per swap, also of one whose pass is still waiting for the engine."""
+        """Also of a swap whose pass is still waiting for the engine."""
         with self._database.read() as session:
-            overdue = {replica.id: replica for replica in swaps.overdue_swaps(session)}
-        for replica_id, replica in overdue.items():
-            if replica_id in self._overdue:
-                continue
-            message = (
-                f"{replica.url} has been closed for a swap of weights since {replica.swap_began_at:%H:%M:%S} UTC: new "
-                "requests are answered 429 where no other engine serves, and what runs there may stand still. A reload "
-                "is waited for while it runs; an engine that hangs must be restarted. /admin/replicas says more."
-            )
-            log.error("swap_overdue", replica=replica.url)
-            with self._database.write() as session:
-                add_event(session, "swap_overdue", message)
-        self._overdue = set(overdue)
+            overdue = swaps.overdue_swaps(session)
+        messages = {
+            replica.id: f"{replica.url} has been closed for a swap of weights since {replica.swap_began_at:%H:%M:%S} "
+            "UTC: new requests are answered 429 where no other engine serves, and what runs there may stand still. A "
+            "reload is waited for while it runs; an engine that hangs must be restarted. /admin/replicas says more."
+            for replica in overdue
+        }
+        self._tell_once("swap_overdue", messages, of_policies=False)
 
     def _tell_unserved(self) -> None:
-        """Say it once: a policy on whose base model no engine runs waits until somebody starts one."""
+        """A policy on whose base model no engine runs waits until somebody starts one."""
         with self._database.read() as session:
-            policies = {policy.id: policy for policy in list_policies(session)}
-            unserved = {key for key, policy in policies.items() if is_unserved(session, policy.base_model)}
-        for policy_id in unserved - self._unserved:
-            policy = policies[policy_id]
-            message = (
-                f"No engine serves the base model of the policy {policy.name}, {policy.base_model}: start one on it, "
-                "and add its URL to EVERGREEN_ENGINE_URLS. /admin/replicas shows what each engine serves."
-            )
-            log.error("base_model_not_served", policy=policy.name, base_model=policy.base_model)
-            with self._database.write() as session:
-                add_event(session, "base_model_not_served", message, policy_id=policy_id)
-        self._unserved = unserved
+            unserved = [policy for policy in list_policies(session) if is_unserved(session, policy.base_model)]
+        messages = {
+            policy.id: f"No engine serves the base model of the policy {policy.name}, {policy.base_model}: start one "
+            "on it, and add its URL to EVERGREEN_ENGINE_URLS. /admin/replicas shows what each engine serves."
+            for policy in unserved
+        }
+        self._tell_once("base_model_not_served", messages)
 
     def _tell_crowded(self) -> None:
-        """Say it once: such a policy is not deployed. Creating one is refused; here, it came another way."""
+        """Such a policy is not deployed. Creating one is refused; here, it came another way."""
         with self._database.read() as session:
-            crowded = {policy.id: policy for policy in deployments.crowded_policies(session)}
-        for policy_id, policy in crowded.items():
-            if policy_id in self._crowded:
-                continue
-            message = (
-                f"The policy {policy.name} trains all weights of {policy.base_model}, which other policies use too: "
-                "an engine has one set of weights, so it is not deployed. Give it a copy of the model in another "
-                "directory, and an engine of its own that is started on it."
-            )
-            log.error("full_policy_not_alone", policy=policy.name, base_model=policy.base_model)
+            crowded = deployments.crowded_policies(session)
+        messages = {
+            policy.id: f"The policy {policy.name} trains all weights of {policy.base_model}, which other policies use "
+            "too: an engine has one set of weights, so it is not deployed. Give it a copy of the model in another "
+            "directory, and an engine of its own that is started on it."
+            for policy in crowded
+        }
+        self._tell_once("full_policy_not_alone", messages)
+
+    def _tell_once(self, event: str, messages: Mapping[UUID, str], *, of_policies: bool = True) -> None:
+        """Log and note what was not so at the last tick. messages: policy (or replica) -> what to say of it."""
+        for key in messages.keys() - self._told.get(event, frozenset()):
+            log.error(event, message=messages[key])
             with self._database.write() as session:
-                add_event(session, "full_policy_not_alone", message, policy_id=policy_id)
-        self._crowded = set(crowded)
+                add_event(session, event, messages[key], policy_id=key if of_policies else None)
+        self._told[event] = frozenset(messages)
