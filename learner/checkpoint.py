@@ -1,5 +1,5 @@
-"""The learner's state after one update, all of the same update: policy, value model, both optimisers, the RNG, and the
-returns that a running mean is taken of."""
+"""The learner's state after one update, all of the same update: policy, value model, both optimisers, the evidence of
+the common pushes, the RNG, and the returns that a running mean is taken of."""
 
 import json
 import pickle
@@ -69,6 +69,7 @@ def save_checkpoint(
             **metadata,
             "policy_optimiser": optimisers.policy.state_dict() | {"kind": type(optimisers.policy).__name__},
             "value_optimiser": optimisers.value.state_dict(),
+            "push_evidence": optimisers.pushes.state_dict(),
             "rng": torch.get_rng_state(),
         },
         directory / TRAINING,
@@ -87,8 +88,8 @@ def load_checkpoint(directory: Path, model: LearnerModel, optimisers: Optimisers
     """Restores the state after `update_id` into a model and optimisers of the same settings; returns the rest of it.
 
     Learning rates and betas stay those of `optimisers`: a policy's settings may have changed since. If they chose
-    another optimiser, that one starts without moments. A checkpoint from before returns or residuals were kept
-    has none.
+    another optimiser, that one starts without moments. A checkpoint from before returns, residuals or the pushes'
+    evidence were kept has none.
 
     Raises:
         CheckpointMismatch: a file is missing or damaged, belongs to another update, or does not fit the model. Nothing
@@ -119,6 +120,8 @@ def load_checkpoint(directory: Path, model: LearnerModel, optimisers: Optimisers
     if training["policy_optimiser"].get("kind", "AdamW") == type(optimisers.policy).__name__:
         _load_moments(optimisers.policy, training["policy_optimiser"])
     _load_moments(optimisers.value, training["value_optimiser"])
+    if "push_evidence" in training:
+        optimisers.pushes.load_state_dict(training["push_evidence"])
     torch.set_rng_state(training["rng"])
     return Progress(
         state["updates_done"], tuple(state.get("recent_returns", ())), tuple(state.get("recent_residuals", ()))

@@ -8,13 +8,13 @@ over the action tokens of the whole batch, whatever the micro-batches. Where the
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from uuid import UUID
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from app.policies.learning import LearningSettings
@@ -22,21 +22,15 @@ from app.rollouts.learning import RolloutSummary
 from learner.advantages import first_residuals, policy_advantages
 from learner.health import CriticStep, PolicyReading, health_figures
 from learner.model import LearnerModel
-from learner.optimisers import Optimisers
+from learner.optimisers import Optimisers, clip_and_step
 from learner.plan import BatchPlan, MicroBatch
 from learner.policy_batch import PolicyBatch
-from learner.sao.anchor import expected_reward, failing, forward_kl
-from learner.sao.centring import centring_loss
+from learner.policy_step import PolicyPass, policy_step
+from learner.sao.anchor import expected_reward, failing
 from learner.sao.clipping import clip_accepted
-from learner.sao.health import entropy
 from learner.sao.value import value_loss
 from learner.trajectory import Trajectory, per_trajectory
 from learner.values import end_values, read_values, value_targets
-
-
-class TrainingDiverged(RuntimeError):
-    """A loss or gradient is not finite. That step was not taken, but steps of the same update before it were: the
-    model must be loaded again from its checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -91,13 +85,13 @@ def run_update(
             base_states = model.read_states("base", plan)
     with _timed(seconds, "policy"):
         if warming_up:
-            policy = [_PolicyPass(model, plan, base_states).read()]
+            policy = [PolicyPass(model, plan, base_states).read()]
         else:
             policy_lr = _set_policy_lr(optimisers.policy, settings, updates_done, shortfall)
             anchor_weights = _anchor_weights(trajectories, values, settings, shortfall, reward_range)
-            batch = PolicyBatch(plan, trajectories, advantages, settings, *anchor_weights)
+            batch = PolicyBatch(plan, trajectories, advantages, settings, *anchor_weights, optimisers.pushes)
             policy = [
-                _policy_step(model, optimisers.policy, plan, base_states, batch) for _ in range(settings.policy_steps)
+                policy_step(model, optimisers.policy, plan, base_states, batch) for _ in range(settings.policy_steps)
             ]
     return UpdateResult(
         health={
@@ -148,86 +142,8 @@ def critic_step(
 
     optimiser.zero_grad()
     model.accumulate_gradients("value", plan, loss)
-    grad_norm = _step(optimiser, model.value_parameters, settings.value_grad_clip, "critic")
+    grad_norm = clip_and_step(optimiser, model.value_parameters, settings.value_grad_clip, "critic")
     return CriticStep(values, ends, targets, grad_norm)
-
-
-def _policy_step(
-    model: LearnerModel, optimiser: Optimizer, plan: BatchPlan, base_states: Tensor | None, batch: PolicyBatch
-) -> PolicyReading:
-    policy_pass = _PolicyPass(model, plan, base_states)
-    settings = batch.settings
-    micro_batches = [m for group in plan.groups for m in group.micro_batches]
-    common: Tensor | None = None
-    if settings.centring > 0 and len(micro_batches) > 1:  # a single one's own forward pass has all that it takes
-        states = model.read_states("policy", plan)
-        with torch.no_grad():
-            common = batch.common_pushes(
-                (micro_batch, policy_pass.logprobs(states[micro_batch.index.to(states.device)], micro_batch))
-                for micro_batch in micro_batches
-            )
-
-    def loss(states: Tensor, micro_batch: MicroBatch) -> Tensor:
-        logprobs = policy_pass.logprobs(states, micro_batch)
-        result = batch.loss(logprobs, micro_batch)
-        if settings.centring > 0:
-            pushes = batch.common_pushes([(micro_batch, logprobs)]) if common is None else common
-            opening = batch.opening[micro_batch.index].to(logprobs.device)
-            result = result + centring_loss(logprobs, opening, pushes, settings.centring, plan.token_count)
-        if base_states is not None:
-            result = result + batch.anchor_loss(policy_pass.anchor(logprobs, micro_batch), logprobs, micro_batch)
-        return result
-
-    optimiser.zero_grad()
-    model.accumulate_gradients("policy", plan, loss)
-    grad_norm = _step(optimiser, model.policy_parameters, settings.policy_grad_clip, "policy")
-    return policy_pass.reading(grad_norm)
-
-
-class _PolicyPass:
-    """One pass over the batch with the policy as it stands, keeping what the health figures need."""
-
-    def __init__(self, model: LearnerModel, plan: BatchPlan, base_states: Tensor | None) -> None:
-        self._model = model
-        self._plan = plan
-        self._base_states = base_states
-        self._taken = torch.empty(plan.token_count)
-        self._entropy = torch.empty(plan.token_count)
-        self._base_kl = torch.empty(plan.token_count if base_states is not None else 0)
-
-    def logprobs(self, states: Tensor, micro_batch: MicroBatch) -> Tensor:
-        """(n, V) log pi at the micro-batch's action tokens."""
-        index = micro_batch.index
-        logprobs = self._model.logprobs(states, self._plan.temperatures[index])
-        taken = logprobs.detach().gather(1, self._plan.action_ids[index].to(logprobs.device).unsqueeze(1)).squeeze(1)
-        self._taken[index] = taken.cpu()
-        self._entropy[index] = entropy(logprobs).cpu()
-        return logprobs
-
-    def anchor(self, logprobs: Tensor, micro_batch: MicroBatch) -> Tensor:
-        """(n,) KL(base || pi)."""
-        assert self._base_states is not None
-        index = micro_batch.index
-        with torch.no_grad():
-            base_states = self._base_states[index.to(logprobs.device)]
-            base_logprobs = self._model.logprobs(base_states, self._plan.temperatures[index], "base")
-        anchor = forward_kl(base_logprobs, logprobs)
-        self._base_kl[index] = anchor.detach().cpu()
-        return anchor
-
-    def reading(self, grad_norm: float | None) -> PolicyReading:
-        return PolicyReading(self._taken, self._entropy, self._base_kl, grad_norm)
-
-    def read(self) -> PolicyReading:
-        """The whole batch without a step."""
-        states = self._model.read_states("policy", self._plan)
-        with torch.no_grad():
-            for group in self._plan.groups:
-                for micro_batch in group.micro_batches:
-                    logprobs = self.logprobs(states[micro_batch.index.to(states.device)], micro_batch)
-                    if self._base_states is not None:
-                        self.anchor(logprobs, micro_batch)
-        return self.reading(None)
 
 
 def _set_policy_lr(optimiser: Optimizer, settings: LearningSettings, updates_done: int, shortfall: float) -> float:
@@ -239,16 +155,6 @@ def _set_policy_lr(optimiser: Optimizer, settings: LearningSettings, updates_don
     for group in optimiser.param_groups:
         group["lr"] = lr
     return lr
-
-
-def _step(optimiser: Optimizer, parameters: Mapping[str, nn.Parameter], clip: float, what: str) -> float:
-    """Clips and steps; returns the gradient's norm before clipping."""
-    norm = nn.utils.clip_grad_norm_(parameters.values(), clip).item()
-    if norm != norm or norm == float("inf"):
-        raise TrainingDiverged(f"the {what}'s gradient is not finite (norm {norm}); the step was not taken")
-    optimiser.step()
-    optimiser.zero_grad()  # the critic's gradients and the policy's are never held at once
-    return norm
 
 
 def _summaries(

@@ -6,9 +6,10 @@ plain step is such a common movement and 1 % tells tickets apart. The objective'
 action token is its push, f(r_t) A_t (onehot(a_t) - pi(. | s_t)). Taking the common part out of the pushes is a natural
 gradient (Kakade 2001) under a kernel that knows a common part and a part of each token's own.
 
-Where one answer is right for every prompt the common part is the signal. With a threshold it is shrunk as James and
-Stein (1961, positive part) shrink a mean: taken out is so many times the share of its square that tokens which push
-independently of each other would have by chance.
+Where one answer is right for every prompt the common part is the signal, so what is certainly no noise stays in: the
+common push is shrunk as James and Stein (1961, positive part) shrink a mean, by what tokens that push independently of
+each other would add up to by chance. One batch cannot tell the two apart; several can (`PushEvidence`), since a signal
+pushes the same way in each.
 
 What is taken out is spread over the tokens by their mobility, 1 - sum_v pi(v)^2, the trace of a softmax's Fisher
 matrix: a token whose answer is settled takes no part, tokens that are all alike share evenly. Openings (the first token
@@ -16,7 +17,8 @@ of an action, where an answer is chosen) and the tokens inside an action are cen
 common.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -58,30 +60,68 @@ def push_sums(logprobs: Tensor, action_ids: Tensor, weights: Tensor, opening: Te
     )
 
 
-def chance_share(sums: PushSums) -> Tensor:
-    """(2,) which share of the common push's square its kind's tokens would have by chance; above 1 if they agree less.
+def chance(sums: PushSums) -> Tensor:
+    """(2,) the square of the common push that its kind's tokens would have by chance, if they pushed independently.
 
-    By chance, (sum |p_t|^2 - |sum p_t|^2 / n) n / (n - 1): n tokens that push independently, with the variance that
-    they have here. 0 for a single token, which has no other to be told from.
+    (sum |p_t|^2 - |sum p_t|^2 / n) n / (n - 1), with the variance that they have here. 0 for a single token, which has
+    no other to be told from.
     """
-    common = sums.pushes.square().sum(1)
     n = sums.tokens
-    chance = (sums.squares - common / n.clamp(min=1)) * n / (n - 1).clamp(min=1)
-    # rounding can leave a chance below 0; without a common push there is nothing to share
-    return torch.where(common > 0, (chance / common).clamp(min=0.0), 0.0)
+    spread = sums.squares - sums.pushes.square().sum(1) / n.clamp(min=1)
+    # rounding can leave it below 0
+    return (spread * n / (n - 1).clamp(min=1)).clamp(min=0.0)
 
 
-def common_pushes(parts: Sequence[PushSums], threshold: float | None) -> Tensor:
-    """(2, V): what centring takes from a token of mobility 1, of its kind's. parts: of the WHOLE batch.
+class PushEvidence:
+    """Which share of the common push is no more than chance, by the policy's last few batches.
 
-    threshold: so many times chance's share of the common push, at most all of it; None: all of it. Never more than the
-    sum, however settled the tokens are.
+    With a forgetting of g per batch, the common pushes of several batches sum up to S <- g S + sum p_t, and their
+    squares by chance to N <- g^2 N + `chance`. Noise leaves |S|^2 / N where it is; a push that is the same in every
+    batch raises it up to (1 + g) / (1 - g)-fold. Within two standard deviations of chance, |S|^2 <= 4 N, all is noise.
     """
-    sums = PushSums(*(torch.stack(of).sum(0) for of in zip(*parts, strict=True)))
-    taken = sums.pushes / sums.mobilities.clamp(min=1.0).unsqueeze(1)
-    if threshold is None:
-        return taken
-    return taken * (threshold * chance_share(sums)).clamp(max=1.0).unsqueeze(1)
+
+    FORGETTING = 0.8
+    CERTAIN = 4.0
+
+    def __init__(self) -> None:
+        self.pushes: Tensor | None = None
+        """(2, V) S; None before the first batch."""
+        self.chance: Tensor | None = None
+        """(2,) N"""
+
+    def add(self, sums: PushSums) -> None:
+        """sums: of a whole batch."""
+        if self.pushes is None or self.chance is None:
+            self.pushes, self.chance = torch.zeros_like(sums.pushes), torch.zeros_like(sums.squares)
+        self.pushes = self.FORGETTING * self.pushes + sums.pushes
+        self.chance = self.FORGETTING**2 * self.chance + chance(sums)
+
+    def noise_share(self) -> Tensor:
+        """(2,) in [0, 1], of the kinds' common pushes: min(1, 4 N / |S|^2)."""
+        assert self.pushes is not None
+        assert self.chance is not None
+        # 0 / 0 is no evidence of anything
+        return (self.CERTAIN * self.chance / self.pushes.square().sum(1)).nan_to_num(nan=1.0).clamp(max=1.0)
+
+    def state_dict(self) -> dict[str, Tensor | None]:
+        return {"pushes": self.pushes, "chance": self.chance}
+
+    def load_state_dict(self, state: Mapping[str, Tensor | None]) -> None:
+        self.pushes, self.chance = state["pushes"], state["chance"]
+
+
+def total(parts: Iterable[PushSums]) -> PushSums:
+    """parts: at least one."""
+    return reduce(lambda a, b: PushSums(*(x + y for x, y in zip(a, b, strict=True))), parts)
+
+
+def common_pushes(sums: PushSums, noise_share: Tensor) -> Tensor:
+    """(2, V): what centring takes from a token of mobility 1, of its kind's.
+
+    sums: of the WHOLE batch. noise_share: (2,) of `PushEvidence`. Never more than the sum, however settled the tokens
+    are.
+    """
+    return sums.pushes * (noise_share / sums.mobilities.clamp(min=1.0)).unsqueeze(1)
 
 
 def centring_loss(logprobs: Tensor, opening: Tensor, common: Tensor, centring: float, token_count: int) -> Tensor:
