@@ -65,6 +65,10 @@ def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(
     assert torch.equal(torch.get_rng_state(), rng)
     for name, weight in weights(other).items():
         assert torch.equal(weight, weights(model)[name]), name
+    assert optimisers.pushes.pushes is not None
+    assert other_optimisers.pushes.pushes is not None
+    assert torch.equal(optimisers.pushes.pushes, other_optimisers.pushes.pushes)
+    assert torch.equal(optimisers.pushes.noise_share(), other_optimisers.pushes.noise_share())
     run_update(model, optimisers, two_prefix_batch(1), SETTINGS, updates_done=6, shortfall=1.0)
     run_update(other, other_optimisers, two_prefix_batch(1), SETTINGS, updates_done=6, shortfall=1.0)
     for name, weight in weights(other).items():
@@ -79,6 +83,18 @@ def test_a_checkpoint_from_before_returns_and_residuals_were_kept_has_none(
     del state["recent_returns"], state["recent_residuals"]
     path.write_text(json.dumps(state))
     assert load_checkpoint(trained[2], *reloaded(tiny_model, tmp_path), update_id=FIRST) == Progress(6, (), ())
+
+
+def test_a_checkpoint_from_before_evidence_was_kept_has_none(
+    trained: tuple[LoraModel, Optimisers, Path], tiny_model: Path, tmp_path: Path
+) -> None:
+    path = trained[2] / "training.pt"
+    training = torch.load(path)
+    del training["push_evidence"]
+    torch.save(training, path)
+    other, optimisers = reloaded(tiny_model, tmp_path)
+    load_checkpoint(trained[2], other, optimisers, update_id=FIRST)
+    assert optimisers.pushes.pushes is None
 
 
 def test_changed_learning_rates_survive_the_load(

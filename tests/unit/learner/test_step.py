@@ -3,13 +3,18 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import pytest
 import torch
+from torch import Tensor
 
+from learner.full_model import FullModel
 from learner.lora_model import LoraModel
-from learner.optimisers import build_optimisers
-from learner.step import TrainingDiverged, run_update
+from learner.optimisers import TrainingDiverged, build_optimisers
+from learner.prepare import write_version_zero
+from learner.step import run_update
 from tests.unit.learner.batches import two_prefix_batch
 from tests.unit.learner.conftest import SETTINGS
 from tests.unit.learner.updates import changed, settings, snapshot, update
@@ -104,6 +109,39 @@ def test_an_update_does_not_depend_on_the_micro_batch_size(
         assert split.health[name] == pytest.approx(whole.health[name], rel=1e-4, abs=1e-6), name
     for rollout, summary in whole.summaries.items():
         assert split.summaries[rollout].advantage_mean == pytest.approx(summary.advantage_mean, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", [LoraModel, FullModel])
+@pytest.mark.parametrize("budget", [4096, 30])
+def test_a_policy_step_does_not_depend_on_how_many_logits_are_in_memory(
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[LoraModel] | type[FullModel],
+    budget: int,
+) -> None:
+    chosen = settings(tokens_per_micro_batch=budget, policy_steps=1, policy_optimiser="adamw")
+    start = tiny_model
+    if kind is LoraModel:
+        start = Path(write_version_zero("p", UUID(int=1), tiny_model, chosen, tmp_path).path)
+    gradients = []
+    for tokens in (4096, 3):
+        monkeypatch.setattr("learner.policy_step.TOKENS_PER_PART", tokens)
+        model = kind(tiny_model, "float32", chosen, start)
+        kept: dict[str, Tensor] = {}
+
+        def keep(_: Any, parameters: Any, *rest: Any, kept: dict[str, Tensor] = kept) -> float:
+            kept |= {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
+            return 1.0
+
+        monkeypatch.setattr("learner.policy_step.clip_and_step", keep)
+        update(model, two_prefix_batch(), chosen)
+        assert kept.keys() == model.policy_parameters.keys()
+        gradients.append(kept)
+    whole, parts = gradients
+    assert max(gradient.abs().max().item() for gradient in whole.values()) > 1e-3
+    for name, gradient in whole.items():
+        torch.testing.assert_close(parts[name], gradient, rtol=1e-5, atol=1e-6, msg=name)
 
 
 def test_the_figures_of_staleness_zero_and_of_segments(model: LoraModel) -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from learner.sao.centring import PushSums, centring_loss, chance_share, common_pushes, push_sums
+from learner.sao.centring import PushEvidence, PushSums, centring_loss, chance, common_pushes, push_sums, total
 from learner.sao.objective import dis_weights, policy_loss
 
 BAND = (0.2, 4.0)
@@ -36,27 +36,58 @@ def of_kinds(inside: list[list[float]], opening: list[list[float]]) -> PushSums:
     )
 
 
-def test_the_share_of_chance_by_hand() -> None:
+def test_what_chance_would_make_by_hand() -> None:
     # (1, -1) and (0, 0): their mean (1/2, -1/2) has the two at a squared distance of 1/2 each, so chance is
-    # 2 (1/2 + 1/2) / (2 - 1) = 2, which is all of |(1, -1)|^2; three alike leave chance nothing
-    shares = chance_share(of_kinds([[1, -1], [0, 0]], [[1, -1], [1, -1], [1, -1]]))
-    torch.testing.assert_close(shares, torch.tensor([1.0, 0.0]))
-    # (2, -2) and (1, -1): distances of 1/2 each, chance 2, |(3, -3)|^2 = 18. One token is none's chance
-    torch.testing.assert_close(chance_share(of_kinds([[2, -2], [1, -1]], [[5, -5]])), torch.tensor([1 / 9, 0.0]))
-    # distances of (5/2, -5/2) make chance 50, of a square of 2; no common push; no tokens
-    assert chance_share(of_kinds([[3, -3], [-2, 2]], [[1, -1], [-1, 1]])).tolist() == [25.0, 0.0]
-    assert chance_share(of_kinds([], [])).tolist() == [0.0, 0.0]
+    # 2 (1/2 + 1/2) / (2 - 1) = 2; three alike leave chance nothing
+    torch.testing.assert_close(
+        chance(of_kinds([[1, -1], [0, 0]], [[1, -1], [1, -1], [1, -1]])), torch.tensor([2.0, 0.0])
+    )
+    # one token is none's chance; distances of (5/2, -5/2) make 2 (25/2 + 25/2)
+    torch.testing.assert_close(chance(of_kinds([[3, -3], [-2, 2]], [[5, -5]])), torch.tensor([50.0, 0.0]))
+    assert chance(of_kinds([], [])).tolist() == [0.0, 0.0]
+
+
+def test_evidence_of_several_batches_by_hand() -> None:
+    evidence = PushEvidence()
+    evidence.add(of_kinds([[2, -2], [1, -1]], [[5, -5]]))
+    # (3, -3) is 18; two distances of (1/2, -1/2) make chance 2 (1/2 + 1/2) = 2; a single token is none's chance
+    torch.testing.assert_close(evidence.noise_share(), torch.tensor([4 * 2 / 18, 0.0]))
+    evidence.add(of_kinds([[2, -2], [1, -1]], [[-5, 5], [-5, 5]]))
+    # the same again: 1.8 (3, -3) is 58.32, chance 3.28; openings: 0.8 (5, -5) + (-10, 10) without chance
+    assert evidence.pushes is not None
+    torch.testing.assert_close(evidence.pushes, torch.tensor([[5.4, -5.4], [-6.0, 6.0]]))
+    torch.testing.assert_close(evidence.noise_share(), torch.tensor([4 * 3.28 / 58.32, 0.0]))
+    evidence.add(of_kinds([[-4, 4], [-1, 1]], []))
+    # 0.8 (5.4, -5.4) + (-5, 5) = (-0.68, 0.68): far within what chance makes, 0.64 * 3.28 + 18
+    torch.testing.assert_close(evidence.noise_share(), torch.tensor([1.0, 0.0]))
+
+
+def test_no_push_is_no_evidence() -> None:
+    evidence = PushEvidence()
+    evidence.add(of_kinds([], []))
+    assert evidence.noise_share().tolist() == [1.0, 1.0]
+
+
+def test_evidence_goes_on_from_its_state() -> None:
+    one, other = PushEvidence(), PushEvidence()
+    other.load_state_dict(one.state_dict())  # of no batch yet
+    sums = of_kinds([[2, -2], [1, -1]], [[1, -1], [1, 0]])
+    one.add(sums)
+    other.load_state_dict(one.state_dict())
+    one.add(sums)
+    other.add(sums)
+    assert torch.equal(one.noise_share(), other.noise_share())
 
 
 def test_common_pushes_are_shares_of_the_whole_batch_by_mobility() -> None:
-    parts = [of_kinds([[1, -1]], [[2, -2]]), of_kinds([[0, 0]], [[1, -1]])]
-    torch.testing.assert_close(common_pushes(parts, None), torch.tensor([[0.5, -0.5], [1.5, -1.5]]))
-    # shares of chance: 1 and 1/9
-    torch.testing.assert_close(common_pushes(parts, 3.0), torch.tensor([[0.5, -0.5], [0.5, -0.5]]))
-    torch.testing.assert_close(common_pushes(parts, 0.5), torch.tensor([[0.25, -0.25], [1 / 12, -1 / 12]]))
-    settled = [part._replace(mobilities=torch.tensor([0.0, 0.25])) for part in parts]
+    sums = total([of_kinds([[1, -1]], [[2, -2]]), of_kinds([[0, 0]], [[1, -1]])])
+    assert sums.tokens.tolist() == [2, 2]
+    torch.testing.assert_close(common_pushes(sums, torch.ones(2)), torch.tensor([[0.5, -0.5], [1.5, -1.5]]))
+    shares = torch.tensor([0.5, 1 / 3])
+    torch.testing.assert_close(common_pushes(sums, shares), torch.tensor([[0.25, -0.25], [0.5, -0.5]]))
     # never more than the sum, however settled the tokens are
-    torch.testing.assert_close(common_pushes(settled, None), torch.tensor([[1.0, -1.0], [3.0, -3.0]]))
+    settled = sums._replace(mobilities=torch.tensor([0.0, 0.5]))
+    torch.testing.assert_close(common_pushes(settled, torch.ones(2)), torch.tensor([[1.0, -1.0], [3.0, -3.0]]))
 
 
 def random_batch(count: int = 12, vocabulary: int = 7) -> tuple[torch.Tensor, ...]:
@@ -73,19 +104,20 @@ def random_batch(count: int = 12, vocabulary: int = 7) -> tuple[torch.Tensor, ..
 def reference_chance(pushes: list[list[float]]) -> float:
     """The variance of a sum is n times that of its terms, estimated from their distances to the mean."""
     n, width = len(pushes), len(pushes[0])
-    total = [sum(push[v] for push in pushes) for v in range(width)]
-    variance = sum((push[v] - total[v] / n) ** 2 for push in pushes for v in range(width)) / (n - 1)
-    return n * variance / sum(x * x for x in total)
+    means = [sum(push[v] for push in pushes) / n for v in range(width)]
+    return n * sum((push[v] - means[v]) ** 2 for push in pushes for v in range(width)) / (n - 1)
 
 
-@pytest.mark.parametrize(("centring", "threshold"), [(0.0, None), (0.3, None), (1.0, None), (0.3, 1.0), (1.0, 0.5)])
-def test_the_gradient_against_plain_loops(centring: float, threshold: float | None) -> None:
+@pytest.mark.parametrize("centring", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("noise_share", [1.0, 0.4])
+def test_the_gradient_against_plain_loops(centring: float, noise_share: float) -> None:
     logits, ids, behaviour, advantages, opening = random_batch()
     count, vocabulary = logits.shape
     logprobs = logits.log_softmax(-1)
     taken = logprobs.gather(1, ids.unsqueeze(1)).squeeze(1)
     weights = dis_weights(taken - behaviour, BAND) * advantages
-    common = common_pushes([push_sums(logprobs, ids, weights, opening)], threshold)
+    sums = push_sums(logprobs, ids, weights, opening)
+    common = common_pushes(sums, torch.full((2,), noise_share, dtype=torch.float64))
     loss = policy_loss(taken, behaviour, advantages, BAND, count)
     (loss + centring_loss(logprobs, opening, common, centring, count)).backward()
 
@@ -100,11 +132,11 @@ def test_the_gradient_against_plain_loops(centring: float, threshold: float | No
         kind = [s for s in range(count) if bool(opening[s]) == bool(opening[t])]
         for v in range(vocabulary):
             share = mobilities[t] / sum(mobilities[s] for s in kind)
-            taken_out = centring * (
-                min(1.0, threshold * reference_chance([pushes[s] for s in kind])) if threshold else 1.0
-            )
-            expected = -(pushes[t][v] - taken_out * share * sum(pushes[s][v] for s in kind)) / count
+            expected = -(pushes[t][v] - centring * noise_share * share * sum(pushes[s][v] for s in kind)) / count
             assert float(logits.grad[t, v]) == pytest.approx(expected, abs=1e-12)  # type: ignore[index]
+    for at, opens in enumerate((False, True)):
+        kind = [s for s in range(count) if bool(opening[s]) == opens]
+        assert float(chance(sums)[at]) == pytest.approx(reference_chance([pushes[s] for s in kind]))
 
 
 def test_all_of_it_leaves_a_batch_no_common_push() -> None:
@@ -112,7 +144,7 @@ def test_all_of_it_leaves_a_batch_no_common_push() -> None:
     logprobs = logits.log_softmax(-1)
     taken = logprobs.gather(1, ids.unsqueeze(1)).squeeze(1)
     weights = dis_weights(taken - behaviour, BAND) * advantages
-    common = common_pushes([push_sums(logprobs, ids, weights, opening)], None)
+    common = common_pushes(push_sums(logprobs, ids, weights, opening), torch.ones(2, dtype=torch.float64))
     loss = policy_loss(taken, behaviour, advantages, BAND, len(ids)) + centring_loss(
         logprobs, opening, common, 1.0, len(ids)
     )
@@ -130,14 +162,18 @@ def test_what_no_chance_would_make_is_left() -> None:
     opening = torch.tensor([True, True, False, False, False, False])
     ids = torch.tensor([0, 0, 0, 0, 1, 1])
     weights = torch.ones(6, dtype=torch.float64)
-    common = common_pushes([push_sums(logprobs, ids, weights, opening)], 1.0)
+    sums = push_sums(logprobs, ids, weights, opening)
+    evidence = PushEvidence()
+    evidence.add(sums)
+    common = common_pushes(sums, evidence.noise_share())
     taken = logprobs.gather(1, ids.unsqueeze(1)).squeeze(1)
     (policy_loss(taken, taken.detach(), weights, BAND, 6) + centring_loss(logprobs, opening, common, 1.0, 6)).backward()
     assert logits.grad is not None
     push = -6 * logits.grad
     # openings agree: all is left
     torch.testing.assert_close(push[opening], torch.tensor([[2 / 3, -1 / 3, -1 / 3]] * 2, dtype=torch.float64))
-    # inside the sum is (2/3, 2/3, -4/3), of square 8/3; four distances of (1/2, -1/2, 0) make chance 4 (4 / 2) / 3: all
+    # inside the sum is (2/3, 2/3, -4/3), of square 8/3; four distances of (1/2, -1/2, 0) make chance
+    # 4 (4 / 2) / 3, four times which is more: all
     torch.testing.assert_close(push[~opening].sum(0), torch.zeros(3, dtype=torch.float64), atol=1e-12, rtol=0)
 
 
