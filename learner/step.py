@@ -79,7 +79,7 @@ def run_update(
             values = read_values(model, plan)
             ends = end_values(model, trajectories, settings)
     advantages = policy_advantages(trajectories, values, settings, earlier_returns, ends)
-    base_states, policy_lr = None, None
+    base_states, policy_lr, noise_share = None, None, None
     if settings.anchor_coefficient > 0:
         with _timed(seconds, "anchor"):
             base_states = model.read_states("base", plan)
@@ -93,11 +93,14 @@ def run_update(
             policy = [
                 policy_step(model, optimisers.policy, plan, base_states, batch) for _ in range(settings.policy_steps)
             ]
+            if settings.centring > 0:
+                noise_share = optimisers.pushes.noise_share().tolist()
     return UpdateResult(
         health={
             **health_figures(trajectories, critic, values, advantages, policy, settings),
             "policy_lr": policy_lr,
             "reward_shortfall": shortfall,
+            "noise_share": noise_share,
         },
         seconds=seconds,
         summaries=_summaries(trajectories, critic, advantages, policy, settings),
