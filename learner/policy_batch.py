@@ -17,8 +17,8 @@ class PolicyBatch:
     """What the objective needs of a batch's N action tokens, in flat order.
 
     anchor_weights, anchor_failing: (N,) weights of KL(base || pi) in units of `anchor_coefficient`; the second is what
-    comes on top where the critic expects failure. evidence: of the policy's earlier batches; the first policy step adds
-    this one to it.
+    comes on top where the critic expects failure and the policy has settled. evidence: of the policy's earlier batches;
+    the first policy step adds this one to it.
     """
 
     def __init__(
@@ -50,9 +50,7 @@ class PolicyBatch:
     def anchor_loss(self, anchor: Tensor, logprobs: Tensor, index: Tensor) -> Tensor:
         """anchor: (n,) KL(base || pi). logprobs: (n, V). Their share of the batch's weighted mean."""
         weights, failing = (of[index].to(anchor.device) for of in (self._anchor_weights, self._anchor_failing))
-        if self.settings.anchor_settled_power > 0:
-            failing = failing * settled(logprobs) ** self.settings.anchor_settled_power
-        weights = self.settings.anchor_coefficient * (weights + failing)
+        weights = self.settings.anchor_coefficient * (weights + failing * settled(logprobs))
         return (weights * anchor).sum() / self._plan.token_count
 
     def common_pushes(self, parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:

@@ -68,10 +68,8 @@ class LearningSettings(BaseModel):
     anchor_where_failing: float = Field(5.0, ge=0)
     """So many times `anchor_coefficient` comes on top at a token where the critic expects failure: times the square of
     min(1, 2 (reward_max - R) / (reward_max - reward_min)), R the reward that the critic expects: V, or V divided by the
-    number of rewards to come. An answer that fails for certain has no advantage; this is what moves it."""
-    anchor_settled_power: float = Field(2.0, ge=0)
-    """What comes on top is multiplied by this power of sum_v pi(v)^2, 1 where the policy has settled on one token: a
-    policy that fails because it still explores needs no floor. 0: it is not."""
+    number of rewards to come; and times (sum_v pi(v)^2)^2, 1 where the policy always takes the same token. An answer
+    that is taken and fails for certain has no advantage; this is what moves it, and not what still explores."""
     centring: float = Field(0.95, ge=0, le=1)
     """How much of the batch's common push on the logits is taken out of the policy's gradient: the noise that moves all
     answers together, not what pushes the same way batch after batch (decisions/0015). 0: the paper's objective."""

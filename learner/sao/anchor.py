@@ -41,9 +41,9 @@ def forward_kl(base_logprobs: Tensor, logprobs: Tensor) -> Tensor:
 
 @torch.no_grad()
 def settled(logprobs: Tensor) -> Tensor:
-    """(T,) sum_v pi(v)^2, the chance that two samples are one token: 1 where the policy always takes the same, 1/k
-    where it takes k alike. logprobs: (T, V), of the policy."""
-    return logprobs.exp().square().sum(-1)
+    """(T,) (sum_v pi(v)^2)^2, the square of the chance that two samples are one token: 1 where the policy always takes
+    the same, 1/k^2 where it takes k alike. logprobs: (T, V), of the policy."""
+    return logprobs.exp().square().sum(-1).square()
 
 
 def expected_reward(values: Tensor, to_come: Tensor, before: Tensor) -> Tensor:

@@ -36,7 +36,6 @@ RATES = {"lora": {"policy_lr": 1e-2, "lora_rank": 8}, "full": {"policy_lr": 4e-3
 COMMON = {
     "rollouts_per_update": ROLLOUTS, "min_rollouts": ROLLOUTS, "critic_warmup_updates": 1, "lr_warmup_updates": 0,
     "policy_steps": 3, "critic_steps": 2, "policy_optimiser": "adamw", "centring": 0.0, "lr_follows_shortfall": False,
-    "anchor_settled_power": 2,
 }  # fmt: skip
 """What keeps a policy slow that still explores (centring, the floor) is left out: there are seven updates."""
 

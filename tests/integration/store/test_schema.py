@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import inspect
+from sqlalchemy import inspect, select, text
 
-from app.db.models import Base
+from app.db.models import Base, Policy
 from app.db.session import Database
+from app.policies.learning import LearningSettings
 
 
 def test_migrations_build_exactly_the_models(empty_url: str) -> None:
@@ -36,6 +37,20 @@ def test_upgrade_twice_changes_nothing(empty_url: str) -> None:
     database.upgrade()
     with database.write_connection() as connection:
         assert set(inspect(connection).get_table_names()) == {*Base.metadata.tables, "alembic_version"}
+    database.close()
+
+
+def test_settings_that_nobody_knows_any_more_are_dropped(empty_url: str) -> None:
+    database = Database(empty_url)
+    database.upgrade()
+    known = LearningSettings().model_dump(mode="json")
+    old = known | {"anchor_settled_power": 0.0, "centring_threshold": None}
+    with database.write() as session:
+        session.add(Policy(name="old", base_model="/base", settings=old))
+        session.execute(text("UPDATE alembic_version SET version_num = '0004'"))
+    database.upgrade()
+    with database.write() as session:
+        assert session.scalars(select(Policy.settings)).all() == [known]
     database.close()
 
 

@@ -170,9 +170,9 @@ def test_the_expected_reward_by_hand() -> None:
     torch.testing.assert_close(fails, torch.tensor([-1.0, -0.6, 0.0, float("inf")]))
 
 
-def test_settled_is_the_chance_of_the_same_token_twice() -> None:
+def test_settled_is_the_squared_chance_of_the_same_token_twice() -> None:
     logprobs = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.25] * 4, [0.5, 0.3, 0.2, 0.0]]).log()
-    torch.testing.assert_close(settled(logprobs), torch.tensor([1.0, 0.25, 0.38]))
+    torch.testing.assert_close(settled(logprobs), torch.tensor([1.0, 0.0625, 0.1444]))
 
 
 def test_forward_kl_with_tokens_the_base_never_takes() -> None:
