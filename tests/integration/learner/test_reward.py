@@ -1,5 +1,6 @@
 """Learning raises the reward, whatever of the policy is trained and with which optimiser."""
 
+import statistics
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def settings(tmp_path: Path, dtype: Dtype) -> Settings:
     [
         ("lora", "float32", adapters(policy_optimiser="adamw", centring=0.0), 4),
         ("lora", "float32", adapters(policy_optimiser="preconditioned", centring=0.0), 8),
-        ("lora", "float32", adapters(policy_optimiser="preconditioned", centring=0.95), 12),
+        ("lora", "float32", adapters(policy_optimiser="preconditioned", centring=0.95), 20),
         ("full", "float32", all_weights(centring=0.0), 4),
         ("full", "float32", all_weights(centring=0.95), 10),
         ("full", "bfloat16", all_weights(preset="paper"), 4),
@@ -68,8 +69,9 @@ def test_learning_raises_the_reward(
     for _ in range(updates):
         worker.tick()
     assert scene.policy().head == updates - 1
-    first, *_, last = (even_share(version, tiny_model, training) for version in scene.versions())
-    assert last > first + 0.1
+    shares = [even_share(version, tiny_model, training) for version in scene.versions()]
+    # the mean of the second half: with centring a single version is 0.05 from its neighbours by noise
+    assert statistics.fmean(shares[len(shares) // 2 :]) > shares[0] + 0.1
 
 
 def even_share(version: PolicyVersion, base: Path, training: Training) -> float:
