@@ -37,7 +37,7 @@ POINTS = {
     "feedback_commit": "app.feedback.rules apply_feedback",
     "write_group": "app.db.writer Writer._commit",
     "claim": "app.rollouts.learning claim_update",
-    "policy_step": "learner.step _policy_step",
+    "policy_step": "learner.step policy_step",
     "file_rename": "learner.artifacts publish",
     "update_commit": "app.rollouts.leases commit_update",
     "update_in_memory": "learner.state LearnerState.after",
