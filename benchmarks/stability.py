@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from app.policies.learning import LearningSettings
+from app.policies.learning import FORM, LearningSettings
 from benchmarks.tickets_batch import sample, trajectory
 from evergreen.conditions import OtherConditions, check_conditions
 from learner.lora_model import LoraModel
@@ -105,6 +105,7 @@ def run_conditions(arm: str, arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "updates": arguments.updates,
         "phase": arguments.phase,
+        "form": FORM,
         "settings": usual.model_copy(update=rates).model_dump(mode="json"),
     }
 

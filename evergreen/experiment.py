@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from app.policies.learning import LearningSettings
+from app.policies.learning import FORM, LearningSettings
 from evergreen.conditions import check_conditions
 from evergreen.experiment_report import write_report
 from evergreen.own_server import evergreen, own_server
@@ -68,7 +68,7 @@ class Schedule:
 
     def conditions(self) -> Json:
         """The defaults too: settings that are not named here take them."""
-        return asdict(self) | {"defaults": LearningSettings().model_dump(mode="json")}
+        return asdict(self) | {"defaults": LearningSettings().model_dump(mode="json"), "form": FORM}
 
     def effective(self, arm: Arm) -> Json:
         """All learning settings that the policy of an arm has."""

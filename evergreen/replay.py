@@ -9,6 +9,7 @@ import torch
 import typer
 
 from app.db.session import Database
+from app.policies.learning import FORM
 from app.rollouts.recorded import NotRecorded, RecordedUpdate
 from app.settings import Settings
 from learner.base_weights import base_sha256
@@ -63,7 +64,9 @@ def _differs(update: RecordedUpdate) -> list[str]:
     then["cpu_capability"] = provenance.get("cpu_capability", "")
     then["device"] = provenance.get("device", "")
     now = {name: version(name) for name in then if name not in ("python", "cpu_capability", "device")}
+    then["form of learning"] = str(provenance.get("form", 1))  # before there was a second one it was not recorded
     now |= {
+        "form of learning": str(FORM),
         "python": platform.python_version(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "device": "cuda" if torch.cuda.is_available() else "cpu",

@@ -100,7 +100,7 @@ def load_checkpoint(directory: Path, model: LearnerModel, optimisers: Optimisers
         raise CheckpointMismatch(f"{directory} is no complete checkpoint: {', '.join(absent)} missing")
     state = json.loads((directory / STATE).read_text())
     try:
-        training = torch.load(directory / TRAINING, weights_only=True)
+        training = torch.load(directory / TRAINING, map_location="cpu", weights_only=True)
     except DAMAGED as error:
         # not torch's own words: they advise to load the file without care
         raise CheckpointMismatch(f"{directory / TRAINING} cannot be read ({type(error).__name__})") from error

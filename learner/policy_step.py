@@ -1,8 +1,8 @@
 """One full-batch step of the policy.
 
-Logits are large: a token's take as much memory as hundreds of its states, and the objective holds more than ten tensors
-of their size. So a micro-batch's action tokens go through the output layer in parts, each with its own backward pass,
-and the decoder runs backward once with the gradient that its states have gathered.
+Logits are large: a token's take as much memory as a hundred of its states, and the objective holds more than ten
+tensors of their size. So a micro-batch's action tokens go through the output layer in parts, each with its own backward
+pass, and the decoder runs backward once with the gradient that its states have gathered.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,6 +41,7 @@ def policy_step(
 
     def part_loss(states: Tensor, index: Tensor, pushes: Tensor | None) -> Tensor:
         logprobs = policy_pass.logprobs(states, index)
+        policy_pass.record(logprobs, index)
         result = batch.loss(logprobs, index)
         if pushes is not None:
             opening = batch.opening[index].to(logprobs.device)
@@ -66,11 +67,13 @@ def in_parts(states: Tensor, index: Tensor, loss: Callable[[Tensor, Tensor], Ten
 
     states: (n, H). index: (n,). loss: of a part of both.
     """
-    leaf = states.detach().requires_grad_()
-    for part, part_index in zip(leaf.split(TOKENS_PER_PART), index.split(TOKENS_PER_PART), strict=True):
-        loss(part, part_index).backward()
-    assert leaf.grad is not None
-    return (states * leaf.grad).sum()
+    gradients: list[Tensor] = []
+    for part, part_index in zip(states.detach().split(TOKENS_PER_PART), index.split(TOKENS_PER_PART), strict=True):
+        leaf = part.requires_grad_()  # each part its own: a whole one would gather a whole gradient per part
+        loss(leaf, part_index).backward()
+        assert leaf.grad is not None
+        gradients.append(leaf.grad)
+    return (states * torch.cat(gradients)).sum()
 
 
 class PolicyPass:
@@ -86,11 +89,13 @@ class PolicyPass:
 
     def logprobs(self, states: Tensor, index: Tensor) -> Tensor:
         """(n, V) log pi. states: (n, H). index: (n,) the tokens' places in the batch's flat order."""
-        logprobs = self._model.logprobs(states, self._plan.temperatures[index])
+        return self._model.logprobs(states, self._plan.temperatures[index])
+
+    def record(self, logprobs: Tensor, index: Tensor) -> None:
+        """Keeps the figures of some tokens; logprobs and index as of `logprobs`."""
         taken = logprobs.detach().gather(1, self._plan.action_ids[index].to(logprobs.device).unsqueeze(1)).squeeze(1)
         self._taken[index] = taken.cpu()
         self._entropy[index] = entropy(logprobs).cpu()
-        return logprobs
 
     def parts(self, states: Tensor, index: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Places and (n, V) log pi, without gradient, a part at a time. states, index: default all of the batch."""
@@ -116,6 +121,7 @@ class PolicyPass:
     def read(self) -> PolicyReading:
         """The whole batch without a step."""
         for index, logprobs in self.parts(self._model.read_states("policy", self._plan)):
+            self.record(logprobs, index)
             if self._base_states is not None:
                 self.anchor(logprobs, index)
         return self.reading(None)

@@ -95,6 +95,8 @@ def run_update(
             ]
             if settings.centring > 0:
                 noise_share = optimisers.pushes.noise_share().tolist()
+            else:
+                optimisers.pushes.reset()
     return UpdateResult(
         health={
             **health_figures(trajectories, critic, values, advantages, policy, settings),

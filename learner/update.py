@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from app.policies.learning import FORM
 from app.rollouts.claimed import Claim, VersionRef
 from app.rollouts.learning import NewVersion, UpdateDone
 from learner.batch import build_trajectories
@@ -114,6 +115,7 @@ def update_done(
             "rollouts": [str(rollout.id) for rollout in claim.rollouts],
             "returns": returns,
             "rewards": {target: reward for rollout in claim.rollouts for target, reward in rollout.rewards.items()},
+            "form": FORM,
             "seed": state.settings.seed,
             "pretrainings": claim.pretrainings,
             "checkpoint": str(claim.checkpoint_update_id) if claim.checkpoint_update_id else None,

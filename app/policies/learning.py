@@ -14,6 +14,10 @@ LearningRate = Annotated[float, Field(gt=0, le=1)]
 Training = Literal["lora", "full"]
 """What of a policy is trained: adapters on a frozen base, or all of its weights."""
 
+FORM = 2
+"""Counts the changes of how an update learns that no setting names: 1 was centring by one batch, and a floor that took
+no account of what is settled. Results of another form are not compared, and a replay says so."""
+
 
 class LearningSettings(BaseModel):
     """Defaults are the `online` preset on LoRA. Names follow the paper (arXiv 2607.07508) where it has one.

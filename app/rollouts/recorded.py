@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
 from app.db.models import Policy, Rollout, Update
 from app.db.repositories.updates import pretraining_epochs
 from app.db.repositories.versions import get_version
-from app.policies.learning import as_training
+from app.policies.learning import LearningSettings, as_training
 from app.rollouts.claimed import Claim, ClaimedRollout, VersionRef
 from app.rollouts.learning import snapshot
 
@@ -58,10 +59,18 @@ def recorded(session: Session, policy: Policy, update: Update, updates_done: int
     """One update of the chain; `updates_done` counts those before it.
 
     Raises:
-        NotRecorded: rollouts are missing, or their rewards are no longer what they were at the claim.
+        NotRecorded: rollouts are missing, their rewards are no longer what they were at the claim, or it was made with
+            settings that this release does not know.
     """
     provenance = update.provenance
     assert provenance is not None  # chain_of has looked
+    try:
+        LearningSettings.model_validate(update.settings)
+    except ValidationError as error:
+        what = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise NotRecorded(
+            f"update {update.id} was made with settings that this release does not know ({what})"
+        ) from error
     low, high = provenance["reward_range"]
     head = _reference(session, policy, update.base_version)
     claim = Claim(

@@ -63,13 +63,13 @@ def push_sums(logprobs: Tensor, action_ids: Tensor, weights: Tensor, opening: Te
 def chance(sums: PushSums) -> Tensor:
     """(2,) the square of the common push that its kind's tokens would have by chance, if they pushed independently.
 
-    (sum |p_t|^2 - |sum p_t|^2 / n) n / (n - 1), with the variance that they have here. 0 for a single token, which has
-    no other to be told from.
+    (sum |p_t|^2 - |sum p_t|^2 / n) n / (n - 1), with the variance that they have here. A single token has none to be
+    compared with: all of its push may be chance.
     """
     n = sums.tokens
     spread = sums.squares - sums.pushes.square().sum(1) / n.clamp(min=1)
     # rounding can leave it below 0
-    return (spread * n / (n - 1).clamp(min=1)).clamp(min=0.0)
+    return torch.where(n > 1, (spread * n / (n - 1).clamp(min=1)).clamp(min=0.0), sums.squares)
 
 
 class PushEvidence:
@@ -93,8 +93,13 @@ class PushEvidence:
         """sums: of a whole batch."""
         if self.pushes is None or self.chance is None:
             self.pushes, self.chance = torch.zeros_like(sums.pushes), torch.zeros_like(sums.squares)
-        self.pushes = self.FORGETTING * self.pushes + sums.pushes
-        self.chance = self.FORGETTING**2 * self.chance + chance(sums)
+        # a checkpoint's are on the CPU
+        self.pushes = self.FORGETTING * self.pushes.to(sums.pushes.device) + sums.pushes
+        self.chance = self.FORGETTING**2 * self.chance.to(sums.squares.device) + chance(sums)
+
+    def reset(self) -> None:
+        """Forgets all batches: while nothing is centred nothing is gathered, and what was before is of another time."""
+        self.pushes, self.chance = None, None
 
     def noise_share(self) -> Tensor:
         """(2,) in [0, 1], of the kinds' common pushes: min(1, 4 N / |S|^2)."""

@@ -18,6 +18,7 @@ from app.db.models import Feedback, Interaction, Policy, PolicyVersion, Update
 from app.db.session import Database
 from app.feedback.rules import NewFeedback, apply_feedback
 from app.policies.files import delete_directory
+from app.policies.learning import FORM
 from app.settings import Settings
 from learner.worker import LearnWorker
 from tests.integration.learner.scene import LEARNING, Scene
@@ -144,6 +145,28 @@ def test_another_base_model_is_named(trained: Scene) -> None:
     done = replay(trained, "--to", "5")
     assert f"not as then, so that hashes may differ: base model {'0' * 64} then, " in done.stdout
     assert equal_versions(done) == [5]  # the row lies, not the files
+
+
+def test_another_form_of_learning_is_named(trained: Scene) -> None:
+    """A release that recorded none was of the first; another changes what an update makes of the same rollouts."""
+    with trained.database.write() as session:
+        for update in session.query(Update).order_by(Update.id):
+            assert update.provenance is not None
+            update.provenance = {name: value for name, value in update.provenance.items() if name != "form"}
+    done = replay(trained, "--to", "5")
+    assert f"not as then, so that hashes may differ: form of learning 1 then, {FORM} now" in done.stdout
+    assert equal_versions(done) == [5]  # the row lies
+
+
+def test_settings_that_this_release_does_not_know_are_named_and_refused(trained: Scene) -> None:
+    with trained.database.write() as session:
+        update = session.query(Update).filter(Update.version == 3).one()
+        update.settings = update.settings | {"anchor_settled_power": 2.0}
+        name = str(update.id)
+    refused = replay(trained, "--to", "5", "--from", "0")
+    assert refused.returncode == 2
+    unknown = f"update {name} was made with settings that this release does not know (anchor_settled_power: "
+    assert unknown in refused.stdout
 
 
 def test_it_keeps_no_files_that_it_does_not_need(

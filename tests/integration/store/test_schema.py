@@ -44,7 +44,8 @@ def test_settings_that_nobody_knows_any_more_are_dropped(empty_url: str) -> None
     database = Database(empty_url)
     database.upgrade()
     known = LearningSettings().model_dump(mode="json")
-    old = known | {"anchor_settled_power": 0.0, "centring_threshold": None}
+    known |= {"policy_lr": 0.002, "clip": "ppo"}
+    old = known | {"anchor_settled_power": 2.0, "centring_threshold": 3.0}
     with database.write() as session:
         session.add(Policy(name="old", base_model="/base", settings=old))
         session.execute(text("UPDATE alembic_version SET version_num = '0004'"))

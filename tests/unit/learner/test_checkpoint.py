@@ -5,6 +5,7 @@ import os
 import shutil
 from collections import deque
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -73,6 +74,21 @@ def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(
     run_update(other, other_optimisers, two_prefix_batch(1), SETTINGS, updates_done=6, shortfall=1.0)
     for name, weight in weights(other).items():
         assert torch.equal(weight, weights(model)[name]), name
+
+
+def test_a_checkpoint_is_read_to_the_cpu(
+    trained: tuple[LoraModel, Optimisers, Path], tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written on an accelerator, it must be read where there is none."""
+    read, where = torch.load, []
+
+    def spying(*args: Any, **kwargs: Any) -> Any:
+        where.append(kwargs.get("map_location"))
+        return read(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "load", spying)
+    load_checkpoint(trained[2], *reloaded(tiny_model, tmp_path), update_id=FIRST)
+    assert where == ["cpu"]
 
 
 def test_a_checkpoint_from_before_returns_and_residuals_were_kept_has_none(

@@ -71,8 +71,10 @@ def test_gradients_are_the_same(build: Build, role: Role, budget: int, dtype: Dt
         torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-6, msg=name)
 
 
-def test_an_update_is_the_same(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tokens_per_part", [3, 128])
+def test_an_update_is_the_same(build: Build, monkeypatch: pytest.MonkeyPatch, tokens_per_part: int) -> None:
     """Hooks that watch the forward pass (the preconditioner's) must not count a layer twice."""
+    monkeypatch.setattr("learner.policy_step.TOKENS_PER_PART", tokens_per_part)
     weights = []
     for checkpointing in (False, True):
         model = build(checkpointing)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from app.policies.dtype import Dtype
 from learner.full_model import FullModel
 from learner.lora_model import LoraModel
 from learner.optimisers import TrainingDiverged, build_optimisers
@@ -111,6 +112,7 @@ def test_an_update_does_not_depend_on_the_micro_batch_size(
         assert split.summaries[rollout].advantage_mean == pytest.approx(summary.advantage_mean, abs=1e-4)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", [LoraModel, FullModel])
 @pytest.mark.parametrize("budget", [4096, 30])
 def test_a_policy_step_does_not_depend_on_how_many_logits_are_in_memory(
@@ -119,6 +121,7 @@ def test_a_policy_step_does_not_depend_on_how_many_logits_are_in_memory(
     monkeypatch: pytest.MonkeyPatch,
     kind: type[LoraModel] | type[FullModel],
     budget: int,
+    dtype: Dtype,
 ) -> None:
     chosen = settings(tokens_per_micro_batch=budget, policy_steps=1, policy_optimiser="adamw")
     start = tiny_model
@@ -127,7 +130,7 @@ def test_a_policy_step_does_not_depend_on_how_many_logits_are_in_memory(
     gradients = []
     for tokens in (4096, 3):
         monkeypatch.setattr("learner.policy_step.TOKENS_PER_PART", tokens)
-        model = kind(tiny_model, "float32", chosen, start)
+        model = kind(tiny_model, dtype, chosen, start)
         kept: dict[str, Tensor] = {}
 
         def keep(_: Any, parameters: Any, *rest: Any, kept: dict[str, Tensor] = kept) -> float:
@@ -141,7 +144,10 @@ def test_a_policy_step_does_not_depend_on_how_many_logits_are_in_memory(
     whole, parts = gradients
     assert max(gradient.abs().max().item() for gradient in whole.values()) > 1e-3
     for name, gradient in whole.items():
-        torch.testing.assert_close(parts[name], gradient, rtol=1e-5, atol=1e-6, msg=name)
+        # the states' gradient is in their dtype, and a matrix product's rounding depends on how many rows it has
+        tolerance = 1e-5 if dtype == "float32" else 0.02
+        error = (parts[name] - gradient).norm() / gradient.norm().clamp(min=1e-6)
+        assert error < tolerance, name
 
 
 def test_the_figures_of_staleness_zero_and_of_segments(model: LoraModel) -> None:

@@ -42,24 +42,24 @@ def test_what_chance_would_make_by_hand() -> None:
     torch.testing.assert_close(
         chance(of_kinds([[1, -1], [0, 0]], [[1, -1], [1, -1], [1, -1]])), torch.tensor([2.0, 0.0])
     )
-    # one token is none's chance; distances of (5/2, -5/2) make 2 (25/2 + 25/2)
-    torch.testing.assert_close(chance(of_kinds([[3, -3], [-2, 2]], [[5, -5]])), torch.tensor([50.0, 0.0]))
+    # distances of (5/2, -5/2) make 2 (25/2 + 25/2); all of a single token may be chance: 25 + 25
+    torch.testing.assert_close(chance(of_kinds([[3, -3], [-2, 2]], [[5, -5]])), torch.tensor([50.0, 50.0]))
     assert chance(of_kinds([], [])).tolist() == [0.0, 0.0]
 
 
 def test_evidence_of_several_batches_by_hand() -> None:
     evidence = PushEvidence()
     evidence.add(of_kinds([[2, -2], [1, -1]], [[5, -5]]))
-    # (3, -3) is 18; two distances of (1/2, -1/2) make chance 2 (1/2 + 1/2) = 2; a single token is none's chance
-    torch.testing.assert_close(evidence.noise_share(), torch.tensor([4 * 2 / 18, 0.0]))
-    evidence.add(of_kinds([[2, -2], [1, -1]], [[-5, 5], [-5, 5]]))
-    # the same again: 1.8 (3, -3) is 58.32, chance 3.28; openings: 0.8 (5, -5) + (-10, 10) without chance
+    # (3, -3) is 18; two distances of (1/2, -1/2) make chance 2 (1/2 + 1/2) = 2; a single token is all chance
+    torch.testing.assert_close(evidence.noise_share(), torch.tensor([4 * 2 / 18, 1.0]))
+    evidence.add(of_kinds([[2, -2], [1, -1]], [[-20, 20], [-20, 20]]))
+    # the same again: 1.8 (3, -3) is 58.32, chance 3.28; openings: 0.8 (5, -5) + (-40, 40) is 2592, chance 0.64 * 50
     assert evidence.pushes is not None
-    torch.testing.assert_close(evidence.pushes, torch.tensor([[5.4, -5.4], [-6.0, 6.0]]))
-    torch.testing.assert_close(evidence.noise_share(), torch.tensor([4 * 3.28 / 58.32, 0.0]))
+    torch.testing.assert_close(evidence.pushes, torch.tensor([[5.4, -5.4], [-36.0, 36.0]]))
+    torch.testing.assert_close(evidence.noise_share(), torch.tensor([4 * 3.28 / 58.32, 4 * 32 / 2592]))
     evidence.add(of_kinds([[-4, 4], [-1, 1]], []))
-    # 0.8 (5.4, -5.4) + (-5, 5) = (-0.68, 0.68): far within what chance makes, 0.64 * 3.28 + 18
-    torch.testing.assert_close(evidence.noise_share(), torch.tensor([1.0, 0.0]))
+    # 0.8 (5.4, -5.4) + (-5, 5) = (-0.68, 0.68): far within what chance makes, 0.64 * 3.28 + 18; nothing opens: no change
+    torch.testing.assert_close(evidence.noise_share(), torch.tensor([1.0, 4 * 32 / 2592]))
 
 
 def test_no_push_is_no_evidence() -> None:
