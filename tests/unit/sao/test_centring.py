@@ -58,7 +58,7 @@ def test_evidence_of_several_batches_by_hand() -> None:
     torch.testing.assert_close(evidence.pushes, torch.tensor([[5.4, -5.4], [-36.0, 36.0]]))
     torch.testing.assert_close(evidence.noise_share(), torch.tensor([4 * 3.28 / 58.32, 4 * 32 / 2592]))
     evidence.add(of_kinds([[-4, 4], [-1, 1]], []))
-    # 0.8 (5.4, -5.4) + (-5, 5) = (-0.68, 0.68): far within what chance makes, 0.64 * 3.28 + 18; nothing opens: no change
+    # 0.8 (5.4, -5.4) + (-5, 5) = (-0.68, 0.68): far within chance's 0.64 * 3.28 + 18; nothing opens: no change
     torch.testing.assert_close(evidence.noise_share(), torch.tensor([1.0, 4 * 32 / 2592]))
 
 
