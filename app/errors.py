@@ -41,8 +41,14 @@ class NotFound(ApiError):
 
 
 class Conflict(ApiError):
+    """OpenAI's SDKs send a 409 again by themselves. They read a header that says whether that helps: here it does not,
+    unless `headers` says otherwise."""
+
     status = 409
     type = "conflict_error"
+
+    def __init__(self, message: str, *, code: str, param: str | None = None, headers: dict[str, str] | None = None):
+        super().__init__(message, code=code, param=param, headers={"x-should-retry": "false"} | (headers or {}))
 
 
 class RateLimited(ApiError):

@@ -265,6 +265,7 @@ def _running(session: Session, interaction_id: UUID) -> tuple[Rollout, Interacti
             f"Interaction {interaction_id} has ended already ({found[1].state}): it ran beyond the request limit. "
             "Send the request again.",
             code="interaction_ended",
+            headers={"x-should-retry": "true"},
         )
     return found
 
